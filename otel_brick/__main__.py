@@ -1,0 +1,5 @@
+"""`python -m otel_brick`: the same as the `otel-brick` command."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,147 @@
+"""The run behind `otel-brick demo`: a decoder generates text under the profiler and leaves two files.
+
+Options come in, a `DemoResult` with everything that the report shows goes out. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import BrickProfiler
+from .decoder import PRESETS, Decoder, KvCache, Sampler, TokenArray, encode
+from .traces import TraceRecorder
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from .. import BrickStats
+
+SERVICE_NAME = "otel-brick-demo"
+PROFILE_NAME = "brick_profile.json"
+TRACE_NAME = "trace.jsonl"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the user chose; already checked."""
+
+    preset: str
+    prompt: str
+    tokens: int
+    """Tokens to generate: the first by the prefill step, each other by a decode step."""
+    seed: int
+    output: Path
+    detail: str
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """Wall time of all steps of one phase."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """None where the phase had no step."""
+        return self.tokens / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What a run measured, and where it is."""
+
+    text: str
+    prefill: PhaseTime
+    decode: PhaseTime
+    bricks: Sequence[BrickStats]
+    total_ns: int
+    """Exclusive time of all bricks; a brick's share is of this."""
+    coverage: float | None
+    losses: Mapping[str, int]
+    spans: Sequence[ReadableSpan]
+    profile_path: Path
+    trace_path: Path | None
+    """None where OpenTelemetry's file exporter is not installed."""
+
+
+def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
+    """Generate `options.tokens` tokens, profiled, and write both files into `options.output`.
+
+    Args:
+        options: the choices; the output directory exists.
+        on_token: called after each token, between two steps.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    config = PRESETS[options.preset]
+    prompt = encode(options.prompt)
+    with TraceRecorder(options.output / TRACE_NAME, service_name=SERVICE_NAME) as traces:
+        profiler = BrickProfiler.enabled(tracer_provider=traces.provider, detail=options.detail)
+        try:
+            decoder = Decoder(config, seed=options.seed, profiler=profiler)
+            sampler = Sampler(config, seed=options.seed, profiler=profiler)
+            _warm_up(decoder, profiler)
+            capacity = prompt.size + options.tokens - 1
+            generated, prefill, decode = _generate(
+                decoder, sampler, profiler, prompt, KvCache(config, capacity), options.tokens, on_token
+            )
+            profiler.flush()
+            profile_path = options.output / PROFILE_NAME
+            profiler.write_json(profile_path)
+            bricks = profiler.all_brick_stats()
+            total_ns, coverage = profiler.total_ns(), profiler.coverage()
+        finally:
+            profiler.shutdown()
+        trace_path = traces.commit()
+        return DemoResult(
+            text=bytes(generated).decode("ascii"),
+            prefill=prefill,
+            decode=decode,
+            bricks=bricks,
+            total_ns=total_ns,
+            coverage=coverage,
+            losses={reason: count for reason, count in profiler.losses().items() if count},
+            spans=traces.spans(),
+            profile_path=profile_path,
+            trace_path=trace_path,
+        )
+
+
+def _warm_up(decoder: Decoder, profiler: BrickProfiler) -> None:
+    """One step unseen by the profiler, so that starting the BLAS threads is nobody's brick."""
+    profiler.disable()
+    decoder.forward(encode("x"), KvCache(decoder.config, 1))
+    profiler.enable()
+
+
+def _generate(
+    decoder: Decoder,
+    sampler: Sampler,
+    profiler: BrickProfiler,
+    prompt: TokenArray,
+    cache: KvCache,
+    count: int,
+    on_token: Callable[[], None],
+) -> tuple[list[int], PhaseTime, PhaseTime]:
+    start = time.perf_counter()
+    with profiler.step(phase="prefill", tokens=prompt.size):
+        generated = [sampler.sample(decoder.forward(prompt, cache))]
+    prefill_s = time.perf_counter() - start
+    on_token()
+    decode_s = 0.0
+    while len(generated) < count:
+        token = np.array(generated[-1:], dtype=np.int64)
+        start = time.perf_counter()
+        with profiler.step(phase="decode", tokens=1):
+            generated.append(sampler.sample(decoder.forward(token, cache)))
+        decode_s += time.perf_counter() - start
+        on_token()
+    return generated, PhaseTime(prompt.size, prefill_s), PhaseTime(count - 1, decode_s)

@@ -1,0 +1,195 @@
+"""What `otel-brick demo` shows at the end: a table of bricks, one step's spans as a tree, and the totals.
+
+It reads statistics snapshots and exported spans, and prints through rich, which leaves colours and line
+drawing out where the output cannot show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from .traces import EXPORTER_PACKAGE
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from .. import BrickStats
+    from .demo import DemoResult, PhaseTime
+
+_EXTRA_HINT = 'pip install "otel-brick[cli]"'
+_LABEL_WIDTH = 30
+_INDENT_WIDTH = 4
+
+
+@dataclass(frozen=True)
+class SpanNode:
+    """One span with its children in order of start."""
+
+    span: ReadableSpan
+    children: tuple[SpanNode, ...]
+
+    @property
+    def name(self) -> str:
+        """The span's name."""
+        return self.span.name
+
+    @property
+    def duration_ns(self) -> int:
+        """End minus start; 0 where either is missing."""
+        start_ns, end_ns = self.span.start_time, self.span.end_time
+        return 0 if start_ns is None or end_ns is None else end_ns - start_ns
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether the span is a layer's."""
+        return self.attribute("brick.span.level") == "layer"
+
+    def attribute(self, name: str) -> object:
+        """An attribute's value, or None."""
+        return (self.span.attributes or {}).get(name)
+
+
+def print_report(console: Console, result: DemoResult) -> None:
+    """Print everything about a finished run."""
+    console.print(f"{'Text':<10}{result.text!r}\n", markup=False, soft_wrap=True)
+    console.print(brick_table(result.bricks, result.total_ns, micro=_micro(console)))
+    step = typical_step(span_trees(result.spans))
+    if step is None:
+        console.print("No spans were exported, so there is no tree to show.\n")
+    else:
+        console.print("One typical step, from its exported spans:\n", style="bold")
+        console.print(step_tree(step, micro=_micro(console)))
+        console.print()
+    for name, phase in (("Prefill", result.prefill), ("Decode", result.decode)):
+        console.print(_phase_line(name, phase))
+    if result.coverage is not None:
+        console.print(f"{'Coverage':<10}{result.coverage:.1%} of the steps' wall time is inside bricks")
+    if result.losses:
+        losses = ", ".join(f"{reason} {count:,}" for reason, count in sorted(result.losses.items()))
+        console.print(f"{'Losses':<10}{losses}", style="yellow")
+    _print_files(console, result)
+
+
+def brick_table(bricks: Sequence[BrickStats], total_ns: int, *, micro: str) -> Table:
+    """Statistics of all steps, the costliest brick first.
+
+    Args:
+        bricks: snapshots.
+        total_ns: what the shares are of.
+        micro: how to write a microsecond.
+    """
+    table = Table(
+        title=f"Bricks of all steps, times in {micro}",
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("brick", no_wrap=True)
+    table.add_column("category", no_wrap=True)
+    for heading in ("calls", "mean", "p50", "p99", "share %", "GB/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for brick in sorted(bricks, key=lambda brick: brick.exclusive_ns, reverse=True):
+        share = 100 * brick.exclusive_ns / total_ns if total_ns else None
+        figures = (brick.avg_us, brick.p50_us, brick.p99_us, share, brick.throughput_gbps)
+        table.add_row(
+            escape(brick.name),
+            brick.category.label,
+            f"{brick.count:,}",
+            *(_number(value) for value in figures),
+        )
+    return table
+
+
+def span_trees(spans: Sequence[ReadableSpan]) -> list[SpanNode]:
+    """Arrange finished spans by their parent ids; spans whose parent is not among them are roots."""
+    ids = {_span_id(span) for span in spans}
+    children: dict[int | None, list[ReadableSpan]] = {}
+    for span in spans:
+        parent = span.parent.span_id if span.parent is not None and span.parent.span_id in ids else None
+        children.setdefault(parent, []).append(span)
+
+    def build(parent: int | None) -> Iterator[SpanNode]:
+        for span in sorted(children.get(parent, ()), key=lambda span: span.start_time or 0):
+            yield SpanNode(span, tuple(build(_span_id(span))))
+
+    return list(build(None))
+
+
+def typical_step(steps: Sequence[SpanNode]) -> SpanNode | None:
+    """The decode step of median duration, or of any phase where there is no decode step."""
+    decode = [step for step in steps if step.attribute("brick.phase") == "decode"]
+    ordered = sorted(decode or steps, key=lambda step: step.duration_ns)
+    return ordered[len(ordered) // 2] if ordered else None
+
+
+def step_tree(step: SpanNode, *, micro: str) -> Tree:
+    """A step's layers and bricks with their durations.
+
+    The first layer shows its bricks; of the other layers only the last is named.
+    """
+    tree = Tree(_tree_line(step, depth=0, micro=micro))
+    layer_count = sum(child.is_layer for child in step.children)
+    layers_seen = 0
+    for child in step.children:
+        layers_seen += child.is_layer
+        if child.is_layer and 1 < layers_seen < layer_count:
+            if layers_seen == 2:
+                hidden = layer_count - 2
+                tree.add(f"... {hidden} more {'layer' if hidden == 1 else 'layers'}")
+            continue
+        branch = tree.add(_tree_line(child, depth=1, micro=micro))
+        if layers_seen <= 1:
+            for brick in child.children:
+                branch.add(_tree_line(brick, depth=2, micro=micro))
+    return tree
+
+
+def _tree_line(node: SpanNode, *, depth: int, micro: str) -> Text:
+    label = f"{node.name} {node.attribute('brick.layer.index')}" if node.is_layer else node.name
+    width = _LABEL_WIDTH - _INDENT_WIDTH * depth
+    return Text(f"{label:<{width}}{_duration(node.duration_ns, micro):>12}")
+
+
+def _phase_line(name: str, phase: PhaseTime) -> str:
+    if phase.tokens_per_s is None:
+        return f"{name:<10}no step"
+    tokens = "1 token" if phase.tokens == 1 else f"{phase.tokens:,} tokens"
+    return f"{name:<10}{tokens} in {1000 * phase.seconds:,.1f} ms: {phase.tokens_per_s:,.0f} tokens/s"
+
+
+def _print_files(console: Console, result: DemoResult) -> None:
+    traces = len({span.context.trace_id for span in result.spans if span.context is not None})
+    if result.trace_path is None:
+        trace_line = f"not written: {EXPORTER_PACKAGE} is not installed ({_EXTRA_HINT})"
+    else:
+        size = f"{len(result.spans):,} spans in {traces:,} traces"
+        trace_line = f"{result.trace_path} ({size}, OTLP JSON lines)"
+    for name, line in (("Profile", str(result.profile_path)), ("Traces", trace_line)):
+        console.print(f"{name:<10}{line}", markup=False, soft_wrap=True)
+
+
+def _span_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    return context.span_id if context is not None else 0
+
+
+def _duration(duration_ns: int, micro: str) -> str:
+    return f"{duration_ns / 1e6:.2f} ms" if duration_ns >= 1_000_000 else f"{duration_ns / 1e3:.1f} {micro}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _micro(console: Console) -> str:
+    return "µs" if console.encoding.lower().startswith("utf") else "us"

@@ -1,0 +1,1 @@
+"""Export: batches leave as OpenTelemetry spans and as files."""

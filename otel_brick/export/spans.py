@@ -1,0 +1,257 @@
+"""Batches as OpenTelemetry span objects for whatever processors the user's provider has.
+
+Runs on the worker only. It ends each step's own span with what is known by then, and hands the rows below it to the
+provider's processor as `ReadableSpan`s, paced so that a batch processor's queue never evicts the user's own spans.
+A tracer that is not the SDK's gets ordinary spans through the OpenTelemetry API instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode
+
+from .. import semconv
+from ..record.batch import CUT, drop_detail
+from ..record.descriptors import NO_COUNT
+from ..taxonomy import SpanLevel, TimingSource
+from ..version import __version__
+from .attributes import Attributes, count_attributes, fixed_attributes, span_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Span, Tracer
+
+    from ..record.batch import Batch
+    from ..record.recorder import Recorder
+    from ..record.step import StepRecord
+
+logger = logging.getLogger("otel_brick")
+
+MAX_CHUNK: Final = 512
+"""Spans handed over between two flushes: the default export batch, a quarter of the default queue."""
+FLUSH_TIMEOUT_MS: Final = 30_000
+
+
+class SpanSink:
+    """Turns batches into spans of the user's provider."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._chunk = _chunk_size()
+        self._handed_over = 0
+
+    @staticmethod
+    def wants(batch: Batch) -> bool:
+        """Whether anything in a batch leaves as a span."""
+        return any(record.span is not None or record.recording for record in batch.steps)
+
+    def export(self, batch: Batch) -> None:
+        """End the steps of a batch and send their rows; losses are counted and nothing is raised."""
+        if not batch.ended:
+            drop_detail(batch, np.flatnonzero(batch.flags & CUT), "log_full", self._recorder.losses)
+            return
+        ends = _stretched_ends(batch)
+        bounds = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
+        builder = _Builder(self._recorder, batch, ends)
+        for number, record in enumerate(batch.steps):
+            rows = slice(bounds[number], bounds[number + 1])
+            if record.span is not None:
+                last = int(ends[rows].max(initial=record.end_ns))
+                self._end_step(record, record.span, last + record.offset_ns)
+            if record.recording:
+                self._send(record, builder, rows)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Flush the provider that spans go to; True where it has nothing to flush."""
+        force_flush = getattr(self._recorder.tracing.provider, "force_flush", None)
+        self._handed_over = 0
+        return force_flush is None or bool(force_flush(int(timeout_s * 1000)))
+
+    def _end_step(self, record: StepRecord, span: Span, end_unix_ns: int) -> None:
+        attributes: Attributes = {
+            semconv.BRICK_TIMING_SOURCE: TimingSource.Host.attribute_value,
+            semconv.BRICK_DETAIL_REASON: self._recorder.detail_reason(record),
+        }
+        if record.tokens:
+            attributes[semconv.BRICK_TOKEN_COUNT] = min(record.tokens, (1 << 63) - 1)
+        if record.dropped:
+            attributes[semconv.BRICK_DROPPED_COUNT] = record.dropped
+        if record.error is not None:
+            attributes[semconv.ERROR_TYPE] = record.error[0]
+        try:
+            span.set_attributes(attributes)
+            if record.error is not None:
+                span.set_status(_failure(record.error))
+            span.end(end_unix_ns)
+        except Exception:
+            logger.warning("a span processor failed on a step span", exc_info=True)
+            self._recorder.losses.add("export_failed")
+        record.span = None
+        self._handed_over += 1
+
+    def _send(self, record: StepRecord, builder: _Builder, rows: slice) -> None:
+        tracer, parent = record.tracer, record.parent
+        if tracer is None or parent is None:
+            return
+        sent = 0
+        processor = getattr(tracer, "span_processor", None)
+        try:
+            if processor is None:
+                for _ in builder.through_api(record, tracer, parent, rows):
+                    sent += 1
+                    self._pace()
+            else:
+                for span in builder.readable_spans(record, tracer, parent, rows):
+                    processor.on_end(span)
+                    sent += 1
+                    self._pace()
+        except Exception:
+            logger.warning("a span processor failed on the spans below a step", exc_info=True)
+            self._recorder.losses.add("export_failed", rows.stop - rows.start - sent)
+
+    def _pace(self) -> None:
+        self._handed_over += 1
+        if self._handed_over >= self._chunk:
+            self.flush(FLUSH_TIMEOUT_MS / 1000)
+
+
+class _Builder:
+    """Builds the spans of one batch; what rows have in common is built once."""
+
+    def __init__(self, recorder: Recorder, batch: Batch, ends: NDArray[np.int64]) -> None:
+        from opentelemetry.sdk.trace import SpanLimits  # noqa: PLC0415 - the SDK is needed by this encoder only
+
+        self._descriptors = recorder.registry.descriptors
+        self._batch = batch
+        self._ends = ends
+        self._ids = recorder.ids
+        self._limits = SpanLimits()
+        self._fixed: dict[tuple[int, int], Attributes] = {}
+        self._built: dict[tuple[int, ...], Attributes] = {}
+
+    def readable_spans(
+        self, record: StepRecord, tracer: Any, parent: SpanContext, rows: slice
+    ) -> Iterator[ReadableSpan]:
+        """The rows of one step as finished spans, parents first."""
+        from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
+
+        scope = InstrumentationScope(semconv.SCOPE_NAME, __version__)
+        ids = self._ids.span_ids(rows.stop - rows.start)
+        own = self._batch.span_id[rows]
+        ids = np.where(own != 0, own, ids).tolist()
+        contexts: list[SpanContext] = []
+        errors = list(record.errors)
+        for row, span_id in zip(range(rows.start, rows.stop), ids, strict=True):
+            context = SpanContext(
+                parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state
+            )
+            contexts.append(context)
+            above = int(self._batch.parent[row])
+            error = int(self._batch.error[row])
+            yield ReadableSpan(
+                name=self._name(row),
+                context=context,
+                parent=contexts[above - rows.start] if above >= 0 else parent,
+                resource=tracer.resource,
+                attributes=self._attributes(row, errors),
+                status=Status() if error < 0 else _failure(errors[error]),
+                start_time=int(self._batch.start[row]) + record.offset_ns,
+                end_time=int(self._ends[row]) + record.offset_ns,
+                instrumentation_scope=scope,
+            )
+
+    def through_api(
+        self, record: StepRecord, tracer: Tracer, parent: SpanContext, rows: slice
+    ) -> Iterator[None]:
+        """Make the rows of one step with an unknown tracer, parents first; one yield for each span made."""
+        contexts: list[SpanContext] = []
+        errors = list(record.errors)
+        for row in range(rows.start, rows.stop):
+            above = int(self._batch.parent[row])
+            context = contexts[above - rows.start] if above >= 0 else parent
+            span = tracer.start_span(
+                self._name(row),
+                trace.set_span_in_context(NonRecordingSpan(context)),
+                attributes=self._attributes(row, errors),
+                start_time=int(self._batch.start[row]) + record.offset_ns,
+            )
+            error = int(self._batch.error[row])
+            if error >= 0:
+                span.set_status(_failure(errors[error]))
+            contexts.append(span.get_span_context())
+            span.end(int(self._ends[row]) + record.offset_ns)
+            yield
+
+    def _name(self, row: int) -> str:
+        return span_name(self._descriptors[self._batch.descriptor[row]])
+
+    def _attributes(self, row: int, errors: list[tuple[str, str]]) -> Attributes:
+        """The attributes of a row, one dictionary shared by all rows that have the same ones."""
+        batch = self._batch
+        number = int(batch.descriptor[row])
+        descriptor = self._descriptors[number]
+        above = int(batch.brick_parent[row]) if descriptor.level is SpanLevel.Kernel else -1
+        brick = int(batch.descriptor[above]) if above >= 0 else NO_COUNT
+        error = int(batch.error[row])
+        counts = (
+            int(batch.elements[row]),
+            int(batch.bytes_read[row]),
+            int(batch.bytes_written[row]),
+            int(batch.layer[row]),
+        )
+        key = (number, brick, *counts, -1 if error < 0 else hash(errors[error][0]))
+        attributes = self._built.get(key)
+        if attributes is None:
+            fixed = self._fixed.get((number, brick))
+            if fixed is None:
+                of_brick = self._descriptors[brick] if brick >= 0 else None
+                fixed = self._fixed[number, brick] = fixed_attributes(descriptor, of_brick)
+            attributes = fixed | count_attributes(descriptor.level, *counts)
+            if error >= 0:
+                attributes[semconv.ERROR_TYPE] = errors[error][0]
+            attributes = self._built[key] = self._limited(attributes)
+        return attributes
+
+    def _limited(self, attributes: Attributes) -> Attributes:
+        """Apply the SDK's span limits, which it applies only to spans it made itself."""
+        count, length = self._limits.max_span_attributes, self._limits.max_span_attribute_length
+        if count is not None and len(attributes) > count:
+            attributes = dict(islice(attributes.items(), count))
+        if length is not None:
+            attributes = {
+                key: value[:length] if isinstance(value, str) else value for key, value in attributes.items()
+            }
+        return attributes
+
+
+def _failure(error: tuple[str, str]) -> Status:
+    return Status(StatusCode.ERROR, error[1] or None)
+
+
+def _stretched_ends(batch: Batch) -> NDArray[np.int64]:
+    """Ends for display: a span lasts at least until its last child, which may be on another lane."""
+    ends = batch.end.copy()
+    child = np.flatnonzero(batch.parent >= 0)
+    parent = batch.parent[child]
+    while np.any(ends[child] > ends[parent]):
+        np.maximum.at(ends, parent, ends[child])
+    return ends
+
+
+def _chunk_size() -> int:
+    """At most a quarter of the batch processor's queue, as far as the environment tells its size."""
+    try:
+        queue = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", ""))
+    except ValueError:
+        return MAX_CHUNK
+    return max(1, min(MAX_CHUNK, queue // 4))

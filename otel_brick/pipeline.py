@@ -1,0 +1,198 @@
+"""The pipeline behind the recorder: resolve what has ended, feed the statistics, let a worker export the rest.
+
+Any thread may `collect`; only the worker exports. A read of the statistics therefore never waits for a network, and a
+slow exporter costs span detail, which is counted, never statistics or the time of the user's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from .record.batch import drop_detail
+from .record.resolve import resolve
+from .stats.steps import StepTable
+from .stats.table import Table
+
+if TYPE_CHECKING:
+    from .record.batch import Batch
+    from .record.recorder import Recorder
+
+logger = logging.getLogger("otel_brick")
+
+COALESCE_S: Final = 0.2
+COALESCE_ROWS: Final = 1_024
+MAX_BATCH_ROWS: Final = 131_072
+MAX_PENDING_ROWS: Final = 1 << 20
+"""Rows that may wait for the worker; beyond it, whoever ends a step resolves them itself."""
+MAX_QUEUED_ROWS: Final = 1 << 18
+"""Resolved rows that may wait for the exporter; beyond it, the oldest batches lose their span detail."""
+
+
+class BatchSink(Protocol):
+    """What the worker exports to."""
+
+    def wants(self, batch: Batch) -> bool: ...
+
+    def export(self, batch: Batch) -> None: ...
+
+    def flush(self, timeout_s: float) -> bool: ...
+
+
+class _Flush:
+    """One request to the worker and its answer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.done = threading.Event()
+        self.delivered = False
+
+
+class Pipeline:
+    """Moves rows from a recorder to the statistics and to a sink."""
+
+    def __init__(self, recorder: Recorder, sink: BatchSink) -> None:
+        self._recorder = recorder
+        self._sink = sink
+        self._renew()
+        recorder.notify = self._notify
+
+    def _renew(self) -> None:
+        self.table = Table()
+        self.steps = StepTable()
+        self.lock = threading.RLock()
+        self._wake = threading.Event()
+        self._full = threading.Event()
+        self._queue: deque[Batch] = deque()
+        self._queued_rows = 0
+        self._flushes: deque[_Flush] = deque()
+        self._start_lock = threading.Lock()
+        self._worker: threading.Thread | None = None
+        self._stopping = False
+
+    def restart_in_child(self) -> None:
+        """After a fork: start empty; the worker starts again with the first step."""
+        self._renew()
+
+    def _notify(self, waiting_rows: int) -> None:
+        if not self._wake.is_set():
+            self._wake.set()
+            if self._worker is None:
+                self._start()
+        if waiting_rows >= COALESCE_ROWS:
+            self._full.set()
+            if waiting_rows > MAX_PENDING_ROWS:
+                self.collect()
+
+    def _start(self) -> None:
+        with self._start_lock:
+            if self._worker is None and not self._stopping:
+                # The thread holds the pipeline weakly while it waits, so that a forgotten profiler can go.
+                wake = self._wake
+                alive = weakref.ref(self, lambda _: wake.set())
+                worker = threading.Thread(target=_work, args=(alive, wake), name="otel-brick", daemon=True)
+                try:
+                    worker.start()
+                except RuntimeError:  # the interpreter is shutting down; reads still collect
+                    self._stopping = True
+                else:
+                    self._worker = worker
+
+    def collect(self) -> None:
+        """Resolve every step that has ended and add it to the statistics."""
+        with self.lock:
+            while items := self._recorder.take(MAX_BATCH_ROWS):
+                try:
+                    batch = resolve(items, self._recorder.registry, self._recorder.losses)
+                    self.table.add(batch, self._recorder.registry)
+                    self.steps.add(batch, self._recorder.registry)
+                except Exception:
+                    logger.exception("rows could not be resolved")
+                    self._recorder.losses.add("encode_error", sum(item.rows for item in items))
+                    continue
+                if self._sink.wants(batch):
+                    self._queue.append(batch)
+                    self._queued_rows += len(batch)
+            self._shorten_queue()
+
+    def _shorten_queue(self) -> None:
+        for position, batch in enumerate(self._queue):
+            if self._queued_rows <= MAX_QUEUED_ROWS:
+                break
+            self._queued_rows -= len(batch)
+            drop_detail(batch, np.arange(len(batch)), "queue_full", self._recorder.losses)
+            self._queue[position] = batch.without_rows()
+
+    def reset(self) -> None:
+        """Forget all statistics, those of ended steps that were not read yet included."""
+        with self.lock:
+            self.collect()
+            self.table = Table()
+            self.steps = StepTable()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Let the worker export everything that has ended and flush the provider; False if that takes too long."""
+        if self._worker is None:
+            self._start()
+        if self._worker is None or not self._worker.is_alive():
+            self.collect()
+            return False
+        request = _Flush(timeout_s)
+        self._flushes.append(request)
+        self._wake.set()
+        self._full.set()
+        return request.done.wait(timeout_s) and request.delivered
+
+    def stop(self, timeout_s: float) -> bool:
+        """Flush once more and end the worker."""
+        deadline = time.monotonic() + timeout_s
+        delivered = self.flush(timeout_s) if self._worker is not None else True
+        with self._start_lock:
+            self._stopping = True
+        self._wake.set()
+        self._full.set()
+        if self._worker is not None:
+            self._worker.join(max(0.0, deadline - time.monotonic()))
+        self.collect()
+        return delivered
+
+    def work(self) -> bool:
+        """One round of the worker; False when it should end."""
+        self._full.wait(COALESCE_S)
+        self._wake.clear()
+        self._full.clear()
+        requests = list(self._flushes)
+        self.collect()
+        self._export()
+        for request in requests:
+            self._flushes.popleft()
+            request.delivered = self._sink.flush(request.timeout_s)
+            request.done.set()
+        return not self._stopping
+
+    def _export(self) -> None:
+        while True:
+            with self.lock:
+                if not self._queue:
+                    return
+                batch = self._queue.popleft()
+                self._queued_rows -= len(batch)
+            try:
+                self._sink.export(batch)
+            except Exception:
+                logger.exception("spans could not be exported")
+                self._recorder.losses.add("encode_error", len(batch))
+
+
+def _work(pipeline: weakref.ref[Pipeline], wake: threading.Event) -> None:
+    while wake.wait():
+        alive = pipeline()
+        if alive is None or not alive.work():
+            return
+        del alive

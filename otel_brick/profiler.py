@@ -1,0 +1,200 @@
+"""`BrickProfiler`, the front door: it composes the rooms and adds nothing of its own to what they do."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import Config
+from .export import pmat, text
+from .export.spans import SpanSink
+from .pipeline import Pipeline
+from .record.clock import Clock
+from .record.recorder import Recorder
+from .record.tracing import Tracing
+from .record.verbs import Verbs
+from .stats.reader import StatsReader, Tables, rate_argument
+from .taxonomy import BrickBottleneck, BrickId
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+
+class BrickProfiler(Verbs, StatsReader):
+    """Records steps, layers, bricks and kernels; keeps their statistics; sends them as OpenTelemetry spans.
+
+    A new profiler is disabled and costs almost nothing; `BrickProfiler.enabled()` makes one that records. All methods
+    may be called from any thread and from asyncio tasks. Statistics count every step; spans leave for those that the
+    tracer provider samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        detail: str | None = None,
+        detail_interval: int | None = None,
+        max_rows_per_step: int | None = None,
+        max_rows_per_trace: int | None = None,
+        attach_context: bool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make a disabled profiler. Arguments that are None come from `OTEL_BRICK_*`, then from defaults.
+
+        Args:
+            tracer_provider: makes the spans; None for whatever provider is global when a step begins.
+            detail: which recorded steps have spans below them: `"auto"`, `"all"` or `"none"`.
+            detail_interval: under `"auto"`, one step in this many has detail.
+            max_rows_per_step, max_rows_per_trace: bounds for the spans below one step and one trace.
+            attach_context: layers and bricks too become the current OpenTelemetry span.
+            clock: the source of time, for tests.
+
+        Raises:
+            ValueError: an argument is out of its range.
+        """
+        self.config = Config.build(
+            {
+                "detail": detail,
+                "detail_interval": detail_interval,
+                "max_rows_per_step": max_rows_per_step,
+                "max_rows_per_trace": max_rows_per_trace,
+                "attach_context": attach_context,
+            }
+        )
+        super().__init__(Recorder(self.config, clock or Clock(), Tracing(tracer_provider)))
+        self._pipeline = Pipeline(self._recorder, SpanSink(self._recorder))
+        self._bottlenecks: dict[str, BrickBottleneck] = {}
+        self._l2_cache_hit_rate: float | None = None
+        self._zero_copy = False
+        _profilers.add(self)
+
+    @classmethod
+    def enabled(cls, **arguments: Any) -> BrickProfiler:
+        """Make a profiler that records; takes the arguments of the constructor."""
+        profiler = cls(**arguments)
+        profiler.enable()
+        return profiler
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._shut else "enabled" if self._enabled else "disabled"
+        return f"<BrickProfiler {state}, {self.step_count()} steps, {len(self.brick_names())} bricks>"
+
+    @contextmanager
+    def _tables(self) -> Iterator[Tables]:
+        with self._pipeline.lock:
+            self._pipeline.collect()
+            yield Tables(self._pipeline.table, self._pipeline.steps, self._bottlenecks)
+
+    # --- life ---
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Export everything that has ended and flush the tracer provider; False if that took too long or failed."""
+        return self._pipeline.flush(timeout_s)
+
+    def shutdown(self, timeout_s: float = 30.0) -> bool:
+        """Flush and stop for good; the tracer provider is its owner's to shut down.
+
+        What is recorded afterwards is dropped and counted. May be called again.
+        """
+        return self._pipeline.stop(timeout_s) if self._shut_down() else True
+
+    def losses(self) -> dict[str, int]:
+        """Everything lost, cut or found wrong, by reason; all reasons are present."""
+        self._pipeline.collect()
+        return self._recorder.losses.snapshot()
+
+    def reset(self) -> None:
+        """Forget all statistics, stated bottlenecks and run facts; open steps go on and count when they end."""
+        self.reset_stats()
+        self._bottlenecks = {}
+        self._l2_cache_hit_rate = None
+        self._zero_copy = False
+
+    def reset_stats(self) -> None:
+        """Forget all statistics."""
+        self._pipeline.reset()
+
+    # --- what is known from elsewhere ---
+
+    def set_brick_bottleneck(self, name: BrickId | str, bottleneck: BrickBottleneck) -> None:
+        """State what limits a brick; it appears in its statistics and in the profile.
+
+        Raises:
+            KeyError: no brick of this name has been seen.
+            TypeError: `bottleneck` is not a `BrickBottleneck`.
+        """
+        if not isinstance(bottleneck, BrickBottleneck):
+            raise TypeError(f"bottleneck must be a BrickBottleneck, not {type(bottleneck).__name__}")
+        registry = self._recorder.registry
+        index = registry.brick_index(registry.resolve_brick(name))
+        if index is None:
+            raise KeyError(f"no brick {name!r} has been seen")
+        self._bottlenecks[registry.brick_names[index]] = bottleneck
+
+    def set_l2_cache_hit_rate(self, rate: float) -> None:
+        """State the run's L2 cache hit rate, from 0 to 1.
+
+        Raises:
+            TypeError, ValueError: not a number from 0 to 1.
+        """
+        self._l2_cache_hit_rate = rate_argument("rate", rate)
+
+    def l2_cache_hit_rate(self) -> float | None:
+        """The stated L2 cache hit rate."""
+        return self._l2_cache_hit_rate
+
+    def set_zero_copy(self, zero_copy: bool) -> None:
+        """State whether the run used zero-copy memory."""
+        self._zero_copy = bool(zero_copy)
+
+    def is_zero_copy(self) -> bool:
+        """Whether the run was said to use zero-copy memory."""
+        return self._zero_copy
+
+    # --- reports ---
+
+    def summary(self) -> str:
+        """Totals, bricks and categories as text for a person."""
+        with self._tables():
+            return text.summary(self)
+
+    def print_category_stats(self) -> None:
+        """Print the categories that have samples."""
+        with self._tables():
+            report = text.categories(self)
+        print(report)
+
+    def to_json(self) -> str:
+        """The profile as one JSON document; `export.pmat` describes its keys."""
+        with self._tables():
+            return pmat.document(
+                self,
+                losses=self._recorder.losses.snapshot(),
+                l2_cache_hit_rate=self._l2_cache_hit_rate,
+                zero_copy=self._zero_copy,
+            )
+
+    def write_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to a file at once or not at all; missing folders are made.
+
+        Raises:
+            OSError: naming the path and the reason; a file that was there is unchanged.
+        """
+        pmat.write(Path(path), self.to_json())
+
+
+_profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
+
+
+def _restart_in_child() -> None:
+    for profiler in list(_profilers):
+        profiler._recorder.restart_in_child()  # pyright: ignore[reportPrivateUsage]
+        profiler._pipeline.restart_in_child()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_in_child)

@@ -1,0 +1,1 @@
+"""Recording: scopes write integers into lanes, and finished lanes are resolved into columnar batches."""

@@ -1,0 +1,158 @@
+"""Matching of entries and exits by their balance, never by their times.
+
+`match_lanes` is the way in: well-formed lanes are matched all at once, and only a lane whose scopes were left open,
+closed twice or closed out of order is walked event by event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Rows as positions of events, in the order of their entries.
+
+    Attributes:
+        entry, exit: int64, positions; an exit of -1 means that there was none.
+        parent: int64, position of the parent's entry, -1 for none.
+        out_of_order: bool, closed while another row was innermost.
+        closed_twice: how many exits had no open entry.
+    """
+
+    entry: NDArray[np.int64]
+    exit: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    out_of_order: NDArray[np.bool_]
+    closed_twice: int = 0
+
+
+def unbalanced(code: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which lanes have an exit without an entry, or entries left over.
+
+    Args:
+        code: shape (n,), the sites of entries and the inverted sites of exits of all lanes in sequence.
+        heads: where each lane begins; every lane has at least one event.
+    """
+    step = np.where(code >= 0, np.int64(1), np.int64(-1))
+    depth = np.cumsum(step)
+    before = depth[heads] - step[heads]
+    tails = np.append(heads[1:], len(code)) - 1
+    return (depth[tails] != before) | (np.minimum.reduceat(depth, heads) < before)
+
+
+def match(code: NDArray[np.int64]) -> Matched:
+    """Match balanced lanes in sequence.
+
+    At any depth entries and exits alternate, so a stable sort by depth puts each exit right behind its entry. Whether
+    the two name the same site is for the caller to check.
+    """
+    step = np.where(code >= 0, np.int64(1), np.int64(-1))
+    level = np.cumsum(step)
+    level[code < 0] += 1
+    narrow = level.astype(np.int16) if len(level) and level.max() < 1 << 15 else level
+    order = np.argsort(narrow, kind="stable")
+    entry, exit_ = order[0::2], order[1::2]
+    key = level[entry] * len(code) + entry
+    above = np.searchsorted(key, key - len(code)) - 1
+    parent = np.where(level[entry] > 1, entry[above], -1)
+    row = (np.cumsum(code >= 0) - 1)[entry]
+    matched = Matched(
+        np.flatnonzero(code >= 0), np.empty_like(entry), np.empty_like(parent), np.zeros(len(entry), np.bool_)
+    )
+    matched.exit[row] = exit_
+    matched.parent[row] = parent
+    return matched
+
+
+def match_lanes(code: NDArray[np.int64], heads: NDArray[np.int64]) -> Matched:
+    """Match any lanes in sequence, the well-formed ones at once and the others one by one.
+
+    Args:
+        code: shape (n,), n > 0.
+        heads: where each lane begins; every lane has at least one event.
+    """
+    bounds = np.append(heads, len(code))
+    lane = np.repeat(np.arange(len(heads)), np.diff(bounds))
+    bad = unbalanced(code, heads)
+    while True:
+        good = np.flatnonzero(~bad[lane]) if bad.any() else np.arange(len(code))
+        matched = match(code[good])
+        entry, exit_ = good[matched.entry], good[matched.exit]
+        wrong = code[entry] != ~code[exit_]
+        if not wrong.any():
+            break
+        bad[lane[entry[wrong]]] = True
+    if not bad.any():
+        return matched
+    parts = [_moved(matched, good)]
+    parts += [
+        _moved(repair(code[bounds[i] : bounds[i + 1]]), np.arange(bounds[i], bounds[i + 1]))
+        for i in np.flatnonzero(bad)
+    ]
+    order = np.argsort(np.concatenate([part.entry for part in parts]), kind="stable")
+    return Matched(
+        np.concatenate([part.entry for part in parts])[order],
+        np.concatenate([part.exit for part in parts])[order],
+        np.concatenate([part.parent for part in parts])[order],
+        np.concatenate([part.out_of_order for part in parts])[order],
+        sum(part.closed_twice for part in parts),
+    )
+
+
+def _moved(matched: Matched, positions: NDArray[np.int64]) -> Matched:
+    """The same rows with positions of the whole event array; -1 stays -1."""
+    positions = np.append(positions, -1)
+    return Matched(
+        positions[matched.entry],
+        positions[matched.exit],
+        positions[matched.parent],
+        matched.out_of_order,
+        matched.closed_twice,
+    )
+
+
+def repair(code: NDArray[np.int64]) -> Matched:
+    """Match one malformed lane: an exit closes the latest open entry of its site.
+
+    A row that was not innermost when it closed hangs below the step (no parent); entries that no exit closes keep
+    their place.
+    """
+    entries: list[int] = []
+    exits: dict[int, int] = {}
+    parents: dict[int, int] = {}
+    out_of_order: set[int] = set()
+    open_of_site: dict[int, list[int]] = {}
+    stack: list[int] = []
+    closed_twice = 0
+    for position, value in enumerate(code.tolist()):
+        while stack and stack[-1] in exits:
+            stack.pop()
+        if value >= 0:
+            entries.append(position)
+            parents[position] = stack[-1] if stack else -1
+            stack.append(position)
+            open_of_site.setdefault(value, []).append(position)
+            continue
+        candidates = open_of_site.get(~value)
+        if not candidates:
+            closed_twice += 1
+            continue
+        entry = candidates.pop()
+        exits[entry] = position
+        if stack[-1] != entry:
+            out_of_order.add(entry)
+            parents[entry] = -1
+    return Matched(
+        np.array(entries, np.int64),
+        np.array([exits.get(entry, -1) for entry in entries], np.int64),
+        np.array([parents[entry] for entry in entries], np.int64),
+        np.array([entry in out_of_order for entry in entries], np.bool_),
+        closed_twice,
+    )

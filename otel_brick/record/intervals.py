@@ -1,0 +1,44 @@
+"""Unions of time intervals, many groups at once, in exact integers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def union_ns(
+    group: NDArray[np.integer], start: NDArray[np.int64], end: NDArray[np.int64]
+) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+    """Length of the union of each group's intervals.
+
+    Args:
+        group: shape (n,), any integers.
+        start, end: shape (n,), nanoseconds; an interval whose end lies before its start is empty.
+
+    Returns:
+        The distinct groups, ascending, and for each the nanoseconds covered by at least one of its intervals.
+    """
+    if not len(group):
+        return group, np.empty(0, np.int64)
+    order = np.argsort(group, kind="stable")
+    group, start, end = group[order], start[order], end[order]
+    first = np.empty(len(group), np.bool_)
+    first[0] = True
+    np.not_equal(group[1:], group[:-1], out=first[1:])
+    if np.any((start[1:] < start[:-1]) & ~first[1:]):
+        order = np.lexsort((start, group))
+        start, end = start[order], end[order]
+    heads = np.flatnonzero(first)
+    number = np.cumsum(first) - 1
+    # Put the groups one after another on a common axis, so that one running maximum serves all of them.
+    base = start[heads]
+    length = np.maximum(np.maximum.reduceat(end, heads) - base, 0)
+    shift = (np.cumsum(length) - length - base)[number]
+    start, end = start + shift, end + shift
+    reached = np.maximum.accumulate(np.concatenate(((0,), end[:-1])))
+    covered = np.maximum(end - np.maximum(start, reached), 0)
+    return group[heads], np.add.reduceat(covered, heads)

@@ -1,0 +1,159 @@
+"""Lanes: the logs that scopes write to, one for each sequential flow.
+
+A lane is a list of integers read as pairs. `(site, ns)` is an entry, `(~site, ns)` an exit, and a pair whose first
+number is one of the `TAG_*` constants says something about the entry or exit before it. Every write is one `extend`,
+which is atomic, so that two threads on one lane cannot tear a pair apart. Depth and parents are not written: they
+follow from the balance of entries and exits (`resolve.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .recorder import Recorder
+    from .step import StepRecord
+
+TAG_LIMIT: Final = -(1 << 40)
+"""First numbers below this are tags."""
+TAG_ELEMENTS: Final = TAG_LIMIT - 1
+TAG_BYTES_READ: Final = TAG_LIMIT - 2
+TAG_BYTES_WRITTEN: Final = TAG_LIMIT - 3
+TAG_LAYER: Final = TAG_LIMIT - 4
+TAG_ERROR: Final = TAG_LIMIT - 5
+"""Index into the step's errors."""
+TAG_LANE: Final = TAG_LIMIT - 6
+"""A lane of this number was opened here."""
+TAG_SPAN: Final = TAG_LIMIT - 7
+"""The span id, as a signed integer, that the row already has."""
+TAG_COMPRESSED: Final = TAG_LIMIT - 8
+"""The bytes written are the compressed form of the bytes read."""
+TAG_COVERED: Final = TAG_LIMIT - 9
+"""Nanoseconds of a still open row that its children in earlier blocks account for."""
+
+SPILL_LENGTH: Final = 4 * 4_096
+"""Integers after which a lane's list becomes an array: 4,096 rows without tags."""
+
+
+class Lane(list[int]):
+    """The open log of one flow of one step."""
+
+    # All lanes have one layout, because closing a lane changes its class.
+    __slots__ = ("__weakref__", "carry", "chunks", "depth", "number", "record", "recorder")
+
+    record: StepRecord
+    recorder: Recorder
+
+    def __init__(self, recorder: Recorder, record: StepRecord, number: int) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.record = record
+        self.number = number
+        self.depth = 0
+        self.chunks: list[NDArray[np.int64]] = []
+        self.carry: NDArray[np.int64] | None = None
+
+    def complete(self, events: Sequence[int]) -> None:
+        """Write a row whose entry and exit are both known."""
+        self.extend(events)
+        if len(self) > SPILL_LENGTH:
+            self.spill()
+
+    def opened(self) -> Lane:
+        """The lane that a row would be written to."""
+        return self
+
+    def mark(self, number: int) -> None:
+        """Note that lane `number` begins at whatever is innermost here now."""
+        list.extend(self, (TAG_LANE, number))
+
+    def fail(self, error: type[BaseException], value: object) -> tuple[int, ...]:
+        """The tag for an exit through an exception; empty when that is no failure."""
+        return self.record.fail(error, value)
+
+    def spill(self) -> None:
+        """Turn the list into an array, 8 bytes a number; beyond the step's limit hand the arrays over."""
+        record = self.record
+        with record.lock:
+            taken = self[:]
+            del self[: len(taken)]
+            self.chunks.append(np.array(taken, np.int64))
+            record.rows += len(taken) // 4
+            over = record.rows > self.recorder.row_limit
+            chunks: list[NDArray[np.int64]] = []
+            if over:
+                chunks, self.chunks = self.chunks, chunks
+                record.rows -= sum(map(len, chunks)) // 4
+        if over:
+            self.recorder.submit_partial(self, chunks)
+
+
+class LooseLane(Lane):
+    """The log of bricks outside any step; it closes itself when its last open scope does."""
+
+    __slots__ = ()
+
+    def extend(self, events: Any) -> None:
+        with self.record.lock:
+            list.extend(self, events)
+            self.depth += 1 if events[0] >= 0 else -1
+            closed = self.depth == 0
+        if closed:
+            self.recorder.close_loose(self)
+
+    def complete(self, events: Sequence[int]) -> None:
+        list.extend(self, events)
+
+
+class IdleLane(Lane):
+    """Stands where no step is open, and is what every lane turns into when its step closes.
+
+    An entry opens a loose lane; an exit belongs to a scope whose step has closed and is counted.
+    """
+
+    __slots__ = ()
+
+    def opened(self) -> Lane:
+        return self.recorder.open_loose()
+
+    def extend(self, events: Any) -> None:
+        if events[0] >= 0:
+            self.recorder.open_loose().extend(events)
+        else:
+            self.recorder.losses.add("out_of_order")
+
+    def complete(self, events: Sequence[int]) -> None:
+        lane = self.recorder.open_loose()
+        list.extend(lane, events)
+        self.recorder.close_loose(lane)
+
+    def mark(self, number: int) -> None:
+        pass
+
+    def fail(self, error: type[BaseException], value: object) -> tuple[int, ...]:
+        return ()
+
+    def spill(self) -> None:
+        pass
+
+
+class ShutLane(IdleLane):
+    """The idle lane of a profiler that is shut down: what still arrives is counted and dropped."""
+
+    __slots__ = ()
+
+    def opened(self) -> Lane:
+        return self
+
+    def extend(self, events: Any) -> None:
+        if events[0] >= 0:
+            self.recorder.losses.add("already_shutdown")
+
+    def complete(self, events: Sequence[int]) -> None:
+        self.recorder.losses.add("already_shutdown")

@@ -1,0 +1,190 @@
+"""The recorder of one profiler: which lane is current, which steps are open, and what waits to be resolved."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry import trace
+
+from ..taxonomy import Phase
+from .clock import Clock
+from .descriptors import Registry
+from .ids import IdSource
+from .lane import IdleLane, Lane, LooseLane, ShutLane
+from .losses import Losses
+from .step import StepRecord
+from .tracing import Attachments, Tracing, is_exported
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..config import Config
+
+MIN_ROW_LIMIT: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A step that has closed; its lanes hold its rows."""
+
+    record: StepRecord
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The earlier rows of a lane whose step is still open but has reached its limit."""
+
+    lane: Lane
+    chunks: list[NDArray[np.int64]]
+    rows: int
+
+
+class Recorder:
+    """Owns lanes and step records until they are resolved.
+
+    Attributes:
+        current: the lane of the calling context; outside every step, the idle lane.
+        row_limit: rows that one open step may hold before it hands them over without span detail.
+        notify: called with the number of rows now waiting, whenever a step has ended.
+    """
+
+    def __init__(self, config: Config, clock: Clock, tracing: Tracing) -> None:
+        self.clock = clock
+        self.tracing = tracing
+        self.losses = Losses()
+        self.ids = IdSource()
+        self.registry = Registry(self.losses)
+        self.attach_context = config.attach_context
+        self.attachments = Attachments(self.ids)
+        self.detail = config.detail != "none" or config.attach_context
+        self.row_limit = max(MIN_ROW_LIMIT, config.max_rows_per_step)
+        self.notify: Callable[[int], None] = lambda rows: None
+        self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
+        self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)
+        self._lock = threading.Lock()
+        self._open: set[StepRecord] = set()
+        self._pending: deque[Ended | Part] = deque()
+        self._pending_rows = 0
+        self._indexes = itertools.count()
+
+    def open_step(self, phase: Phase, tokens: int) -> StepRecord:
+        """A new record with its times anchored to the calendar and one lane, not yet current."""
+        record = StepRecord(phase, index=next(self._indexes), tokens=tokens)
+        record.lanes.append(Lane(self, record, 0))
+        record.start_ns = self.clock.now()
+        record.offset_ns = self.clock.unix() - record.start_ns
+        with self._lock:
+            self._open.add(record)
+        return record
+
+    def close_step(self, record: StepRecord) -> None:
+        """End a step: its lanes become idle and its rows wait to be resolved."""
+        record.end_ns = self.clock.now()
+        with record.lock:
+            for lane in record.lanes:
+                lane.__class__ = IdleLane
+        self._submit(record)
+
+    def open_lane(self, record: StepRecord) -> Lane:
+        """A further lane of an open step."""
+        with record.lock:
+            lane = Lane(self, record, len(record.lanes))
+            record.lanes.append(lane)
+        return lane
+
+    def open_loose(self) -> Lane:
+        """Make a lane for bricks outside any step current; it belongs to the span current now, if that records."""
+        record = StepRecord(Phase.Other, loose=True)
+        span = trace.get_current_span()
+        if self.detail and is_exported(span):
+            record.recording = True
+            record.parent = span.get_span_context()
+            record.tracer = self.tracing.tracer
+        lane = LooseLane(self, record, 0)
+        record.lanes.append(lane)
+        record.start_ns = self.clock.now()
+        record.offset_ns = self.clock.unix() - record.start_ns
+        with self._lock:
+            self._open.add(record)
+        self.current.set(lane)
+        return lane
+
+    def close_loose(self, lane: Lane) -> None:
+        """End a loose lane, because nothing is open on it any more."""
+        self.close_step(lane.record)
+        self.current.set(self._idle)
+
+    def submit_partial(self, lane: Lane, chunks: list[NDArray[np.int64]]) -> None:
+        """Hand over rows of an open step that has reached its limit."""
+        self._append(Part(lane, chunks, sum(map(len, chunks)) // 4))
+
+    def _submit(self, record: StepRecord) -> None:
+        with self._lock:
+            if record not in self._open:
+                return
+            self._open.remove(record)
+        rows = record.rows + sum(map(len, record.lanes)) // 4
+        self._append(Ended(record, rows))
+
+    def _append(self, item: Ended | Part) -> None:
+        with self._lock:
+            self._pending.append(item)
+            self._pending_rows += item.rows + 1
+            waiting = self._pending_rows
+        self.notify(waiting)
+
+    def take(self, max_rows: int) -> list[Ended | Part]:
+        """Remove and return what waits, oldest first, until `max_rows` rows are reached.
+
+        A part comes alone: the next block of its lane begins with what the part leaves open.
+        """
+        taken: list[Ended | Part] = []
+        rows = 0
+        with self._lock:
+            while self._pending and rows < max_rows:
+                alone = isinstance(self._pending[0], Part)
+                if alone and taken:
+                    break
+                item = self._pending.popleft()
+                taken.append(item)
+                rows += item.rows + 1
+                if alone:
+                    break
+            self._pending_rows -= rows
+        return taken
+
+    def detail_reason(self, record: StepRecord) -> str:
+        """The value of `brick.detail.reason` of a step: why it has rows below it, or why not."""
+        if not self.detail:
+            return "none"
+        return "all" if record.recording else "unsampled"
+
+    def shut(self) -> None:
+        """Count and drop what arrives outside open steps from now on."""
+        self._idle.__class__ = ShutLane
+
+    def restart_in_child(self) -> None:
+        """After a fork: forget what the parent recorded and close what it had open."""
+        self._lock = threading.Lock()
+        self.losses.renew_lock()
+        self.registry.renew_lock()
+        lost = sum(item.rows for item in self._pending)
+        for record in self._open:
+            record.lock = threading.Lock()
+            record.span = None
+            for lane in record.lanes:
+                lane.__class__ = IdleLane
+                lost += len(lane) // 4
+                lane.clear()
+        self._open.clear()
+        self._pending.clear()
+        self._pending_rows = 0
+        self.losses.add("fork", lost)

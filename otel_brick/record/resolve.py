@@ -1,0 +1,336 @@
+"""Resolving: the logs of ended steps become one columnar batch, without a Python object or loop per row.
+
+In come `Ended` steps and `Part`s of steps that reached their limit; out goes a `Batch`. Only a lane whose scopes were
+closed wrongly is walked row by row (`balance.repair`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..taxonomy import SpanLevel, TimingSource
+from .balance import Matched, match_lanes
+from .batch import COMPRESSED, CUT, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch
+from .intervals import union_ns
+from .lane import (
+    TAG_BYTES_READ,
+    TAG_BYTES_WRITTEN,
+    TAG_COMPRESSED,
+    TAG_COVERED,
+    TAG_ELEMENTS,
+    TAG_ERROR,
+    TAG_LANE,
+    TAG_LAYER,
+    TAG_LIMIT,
+    TAG_SPAN,
+    Lane,
+)
+from .recorder import Ended, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from .descriptors import Registry
+    from .losses import Losses
+    from .step import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The part of one lane that goes into a batch."""
+
+    lane: Lane
+    step: int
+    pieces: list[Sequence[int] | NDArray[np.int64]]
+    numbers: int
+    partial: bool
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows on their way to a batch; all columns have length n, except `of_event`."""
+
+    entry: NDArray[np.int64]
+    """Position of the entry among the events."""
+    of_event: NDArray[np.int32]
+    """The row of each event, -1 for an exit that closed nothing."""
+    block: NDArray[np.int32]
+    parent: NDArray[np.int32]
+    lane_parent: NDArray[np.int32]
+    """The parent on the same lane."""
+    site: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    elements: NDArray[np.int64]
+    bytes_read: NDArray[np.int64]
+    bytes_written: NDArray[np.int64]
+    layer: NDArray[np.int64]
+    """The row's own layer index, -1 unless it is a layer."""
+    error: NDArray[np.int64]
+    span_id: NDArray[np.int64]
+    covered: NDArray[np.int64]
+    """Nanoseconds that bricks directly below account for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """What stands behind events; all of length t."""
+
+    owner: NDArray[np.int64]
+    """Position of the event before it, -1 for none."""
+    kind: NDArray[np.int64]
+    value: NDArray[np.int64]
+    block: NDArray[np.int32]
+
+
+def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -> Batch:
+    """Turn what was taken from the recorder into a batch, and count what was wrong with it."""
+    steps, blocks = _blocks(items)
+    flat = _concatenate(blocks)
+    code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
+    block = np.repeat(
+        np.arange(len(blocks), dtype=np.int32), np.array([b.numbers // 2 for b in blocks], np.int64)
+    )
+    is_event = code > TAG_LIMIT
+    at = np.flatnonzero(~is_event)
+    tags = _Tags((np.cumsum(is_event) - 1)[at], code[at], value[at], block[at])
+    if len(at):
+        code, value, block = code[is_event], value[is_event], block[is_event]
+    rows = _rows(code, value, block, blocks, steps, registry, losses)
+    _apply(tags, rows)
+    if np.any(tags.kind == TAG_LANE):
+        _join_lanes(tags, rows, code, block, blocks)
+    levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
+    brick_parent = _measure(rows, levels == SpanLevel.Brick)
+    for number, part in enumerate(blocks):
+        if part.partial:
+            part.lane.carry = _carry(rows, np.flatnonzero((rows.block == number) & (rows.flags & OPEN != 0)))
+    step_of_block = np.array([b.step for b in blocks], np.int32)
+    number_of_block = np.array([b.lane.number for b in blocks], np.int32)
+    return Batch(
+        steps=steps,
+        ended=not any(b.partial for b in blocks),
+        step=step_of_block[rows.block],
+        lane=rows.block,
+        lane_number=number_of_block[rows.block],
+        descriptor=registry.site_descriptor.data[rows.site].astype(np.int32),
+        parent=rows.parent,
+        brick_parent=brick_parent,
+        start=rows.start,
+        end=rows.end,
+        exclusive=np.where(levels == SpanLevel.Brick, np.maximum(rows.end - rows.start - rows.covered, 0), 0),
+        elements=rows.elements,
+        bytes_read=rows.bytes_read,
+        bytes_written=rows.bytes_written,
+        layer=_layers(rows),
+        source=np.full(len(rows.start), TimingSource.Host, np.uint8),
+        error=rows.error.astype(np.int32),
+        span_id=rows.span_id.view(np.uint64),
+        flags=rows.flags,
+    )
+
+
+def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], list[_Block]]:
+    steps: list[StepRecord] = []
+    blocks: list[_Block] = []
+    for step, item in enumerate(items):
+        if isinstance(item, Part):
+            steps.append(item.lane.record)
+            _add_block(blocks, item.lane, step, [*item.chunks], partial=True)
+            continue
+        steps.append(item.record)
+        for lane in item.record.lanes:
+            if lane.chunks:
+                _add_block(blocks, lane, step, [*lane.chunks, lane], partial=False)
+                lane.chunks = []
+            elif lane or lane.carry is not None:
+                _add_block(blocks, lane, step, [lane], partial=False)
+    return steps, blocks
+
+
+def _add_block(
+    blocks: list[_Block],
+    lane: Lane,
+    step: int,
+    pieces: list[Sequence[int] | NDArray[np.int64]],
+    *,
+    partial: bool,
+) -> None:
+    if lane.carry is not None:
+        pieces.insert(0, lane.carry)
+        lane.carry = None
+    blocks.append(_Block(lane, step, pieces, sum(map(len, pieces)), partial))
+
+
+def _concatenate(blocks: list[_Block]) -> NDArray[np.int64]:
+    """All numbers of all blocks; the lists they came from are emptied."""
+    pieces = [piece for block in blocks for piece in block.pieces]
+    if all(isinstance(piece, list) for piece in pieces):
+        total = sum(block.numbers for block in blocks)
+        flat = np.fromiter(chain.from_iterable(pieces), np.int64, total)
+    else:
+        flat = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
+    for block in blocks:
+        if not block.partial:
+            block.lane.clear()
+    return flat
+
+
+def _rows(
+    code: NDArray[np.int64],
+    value: NDArray[np.int64],
+    block: NDArray[np.int32],
+    blocks: list[_Block],
+    steps: list[StepRecord],
+    registry: Registry,
+    losses: Losses,
+) -> _Rows:
+    """Match the events and fill the columns with what sites know."""
+    if len(code):
+        matched = match_lanes(code, np.flatnonzero(np.diff(block, prepend=-1)))
+    else:
+        none = np.empty(0, np.int64)
+        matched = Matched(none, none, none, np.empty(0, np.bool_))
+    entry, closed = matched.entry, matched.exit >= 0
+    count = len(entry)
+    of_event = np.full(len(code) + 1, -1, np.int32)
+    of_event[entry] = of_event[matched.exit] = np.arange(count, dtype=np.int32)
+    of_event[-1] = -1
+    parent = of_event[matched.parent]
+    row_block, site, start = block[entry], code[entry], value[entry]
+    flags = np.where(matched.out_of_order, np.uint8(OUT_OF_ORDER), np.uint8(0))
+    losses.add("out_of_order", int(np.count_nonzero(matched.out_of_order)))
+    losses.add("closed_twice", matched.closed_twice)
+    end = value[matched.exit] if count else start
+    if any(b.partial for b in blocks):
+        partial = np.array([b.partial for b in blocks])[row_block]
+        flags |= np.where(partial, np.where(closed, np.uint8(CUT), np.uint8(OPEN)), np.uint8(0))
+        end = np.where(partial & ~closed, np.iinfo(np.int64).max, end)
+        closed |= partial
+    if not closed.all():
+        losses.add("left_open", int(np.count_nonzero(~closed)))
+        flags[~closed] |= LEFT_OPEN
+        step_end = np.array([steps[b.step].end_ns for b in blocks], np.int64)
+        end = np.where(closed, end, np.maximum(step_end[row_block], start))
+    backwards = end < start
+    if backwards.any():
+        losses.add("clock_anomaly", int(np.count_nonzero(backwards)))
+        end = np.where(backwards, start, end)
+    return _Rows(
+        entry=entry,
+        of_event=of_event,
+        block=row_block,
+        parent=parent,
+        lane_parent=parent,
+        site=site,
+        flags=flags,
+        start=start,
+        end=end,
+        elements=registry.site_elements.data[site],
+        bytes_read=registry.site_bytes_read.data[site],
+        bytes_written=registry.site_bytes_written.data[site],
+        layer=registry.site_layer.data[site],
+        error=np.full(count, -1, np.int64),
+        span_id=np.zeros(count, np.int64),
+        covered=np.zeros(count, np.int64),
+    )
+
+
+def _apply(tags: _Tags, rows: _Rows) -> None:
+    """Write the values of tags into the rows whose entry or exit they follow."""
+    if not len(tags.kind):
+        return
+    row = rows.of_event[tags.owner]
+    for kind, column in (
+        (TAG_ELEMENTS, rows.elements),
+        (TAG_BYTES_READ, rows.bytes_read),
+        (TAG_BYTES_WRITTEN, rows.bytes_written),
+        (TAG_LAYER, rows.layer),
+        (TAG_ERROR, rows.error),
+        (TAG_SPAN, rows.span_id),
+        (TAG_COVERED, rows.covered),
+    ):
+        chosen = (tags.kind == kind) & (row >= 0)
+        column[row[chosen]] = tags.value[chosen]
+    rows.flags[row[(tags.kind == TAG_COMPRESSED) & (row >= 0)]] |= COMPRESSED
+
+
+def _join_lanes(
+    tags: _Tags, rows: _Rows, code: NDArray[np.int64], block: NDArray[np.int32], blocks: list[_Block]
+) -> None:
+    """Hang each further lane below the row that was innermost where the lane was opened."""
+    rows.parent = rows.lane_parent.copy()
+    parent_of: dict[tuple[int, int], int] = {}
+    for at in np.flatnonzero(tags.kind == TAG_LANE).tolist():
+        owner, number = int(tags.owner[at]), int(tags.block[at])
+        opener = blocks[number]
+        if owner >= 0 and block[owner] == number:
+            row = int(rows.of_event[owner])
+            parent = row if code[owner] >= 0 or row < 0 else int(rows.lane_parent[row])
+        else:
+            parent = -1
+        if parent < 0:
+            parent = parent_of.get((opener.step, opener.lane.number), -1)
+        parent_of[opener.step, int(tags.value[at])] = parent
+    first = np.searchsorted(rows.block, np.arange(len(blocks) + 1))
+    for number, opened in enumerate(blocks):
+        parent = parent_of.get((opened.step, opened.lane.number), -1)
+        if parent >= 0 and opened.lane.number > 0:
+            own = slice(first[number], first[number + 1])
+            roots = (rows.lane_parent[own] < 0) & (rows.flags[own] & OUT_OF_ORDER == 0)
+            rows.parent[own][roots] = parent
+
+
+def _nearest(parent: NDArray[np.int32], stop: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """For each row the nearest of itself and its ancestors where `stop` is true, -1 for none."""
+    count = len(parent)
+    up = np.where(stop, np.arange(count, dtype=np.int32), parent)
+    up = np.append(up, np.int32(-1))
+    while True:
+        further = up[up]
+        if np.array_equal(further, up):
+            return up[:-1]
+        up = further
+
+
+def _layers(rows: _Rows) -> NDArray[np.int32]:
+    """The index of the layer that each row is or lies in."""
+    is_layer = rows.layer >= 0
+    if not is_layer.any():
+        return np.full(len(is_layer), -1, np.int32)
+    nearest = _nearest(rows.parent, is_layer)
+    return np.where(nearest >= 0, rows.layer[nearest], -1).astype(np.int32)
+
+
+def _measure(rows: _Rows, is_brick: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Add to each brick what the bricks directly below it cover; returns the nearest brick above each row."""
+    below = _nearest(rows.lane_parent, is_brick)
+    brick_parent = np.where(rows.lane_parent >= 0, below[rows.lane_parent], -1).astype(np.int32)
+    child = np.flatnonzero(is_brick & (brick_parent >= 0) & (rows.flags & (LEFT_OPEN | OPEN) == 0))
+    parent = brick_parent[child]
+    covering, nanoseconds = union_ns(
+        parent,
+        np.maximum(rows.start[child], rows.start[parent]),
+        np.minimum(rows.end[child], rows.end[parent]),
+    )
+    rows.covered[covering] += nanoseconds
+    return brick_parent
+
+
+def _carry(rows: _Rows, still_open: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The events that open these rows again at the head of their lane's next block."""
+    events: list[int] = []
+    for row in still_open.tolist():
+        events += (int(rows.site[row]), int(rows.start[row]), TAG_COVERED, int(rows.covered[row]))
+        if rows.layer[row] >= 0:
+            events += (TAG_LAYER, int(rows.layer[row]))
+        if rows.span_id[row]:
+            events += (TAG_SPAN, int(rows.span_id[row]))
+    return np.array(events, np.int64)

@@ -1,0 +1,93 @@
+"""The record of one step: its lanes, its span, its times and what is known of it beside its rows."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from ..taxonomy import Phase
+from .descriptors import MAX_ERROR_TEXT
+from .lane import TAG_ERROR
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext, Tracer
+
+    from .lane import Lane
+
+MAX_ERRORS: Final = 1_024
+OTHER_ERROR: Final = "_OTHER"
+"""OpenTelemetry's value of `error.type` for errors that are not told apart."""
+
+
+class StepRecord:
+    """One step, or a group of bricks outside any step (`loose`).
+
+    Attributes:
+        start_ns, end_ns: monotonic nanoseconds.
+        offset_ns: what has to be added to monotonic time to get Unix time, fixed when the step began.
+        span: the step's own span, ended by the span sink; None for loose bricks and with tracing suppressed.
+        parent: the context of the span that rows without another parent belong to.
+        recording: whether rows become spans; statistics are kept in any case.
+        errors: (error type, message) to index.
+        dropped: rows whose span detail was dropped before the step ended.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "dropped",
+        "end_ns",
+        "error",
+        "errors",
+        "index",
+        "lanes",
+        "lock",
+        "loose",
+        "offset_ns",
+        "parent",
+        "phase",
+        "recording",
+        "rows",
+        "span",
+        "start_ns",
+        "tokens",
+        "tracer",
+    )
+
+    def __init__(self, phase: Phase, *, index: int = -1, loose: bool = False, tokens: int = 0) -> None:
+        self.phase = phase
+        self.index = index
+        self.loose = loose
+        self.tokens = tokens
+        self.lock = threading.Lock()
+        self.rows = 0
+        self.lanes: list[Lane] = []
+        self.errors: dict[tuple[str, str], int] = {}
+        self.error: tuple[str, str] | None = None
+        self.start_ns = self.end_ns = self.offset_ns = 0
+        self.span: Span | None = None
+        self.parent: SpanContext | None = None
+        self.tracer: Tracer | None = None
+        self.recording = False
+        self.dropped = 0
+
+    def fail(self, error: type[BaseException], value: object) -> tuple[int, ...]:
+        """The tag that marks a row as failed; empty for the orderly end of a generator."""
+        described = describe_error(error, value)
+        if described is None:
+            return ()
+        with self.lock:
+            if len(self.errors) >= MAX_ERRORS and described not in self.errors:
+                described = (OTHER_ERROR, "")
+            return (TAG_ERROR, self.errors.setdefault(described, len(self.errors)))
+
+
+def describe_error(error: type[BaseException], value: object) -> tuple[str, str] | None:
+    """The qualified class name and the message of an exception; None for `GeneratorExit`, which is no failure."""
+    if issubclass(error, GeneratorExit):
+        return None
+    name = error.__qualname__ if error.__module__ == "builtins" else f"{error.__module__}.{error.__qualname__}"
+    try:
+        text = str(value)[:MAX_ERROR_TEXT]
+    except Exception:  # the user's own __str__ must not break the user's own exception
+        text = ""
+    return name, text

@@ -1,0 +1,68 @@
+"""Timers: bricks that are started and stopped by two calls, and rows whose duration somebody else measured."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from .descriptors import count_argument
+from .lane import SPILL_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .recorder import Recorder
+
+MAX_ELAPSED_NS: Final = (1 << 62) - 1
+
+
+class BrickTimer:
+    """A brick that has been started; give it to `stop_brick` or `stop` exactly once.
+
+    It belongs to the lane it was started on, whichever thread stops it. Started on a disabled profiler it is dead, and
+    stopping it does nothing.
+    """
+
+    __slots__ = ("_lane", "_leave", "_recorder")
+
+    def __init__(self, recorder: Recorder, site: int | None) -> None:
+        self._recorder = recorder
+        self._leave = 0 if site is None else ~site
+        self._lane = None
+        if site is not None:
+            self._lane = recorder.current.get().opened()
+            self._lane.extend((site, recorder.clock.now()))
+
+    @property
+    def running(self) -> bool:
+        """Whether stopping it would record something."""
+        return self._lane is not None
+
+    def stop(self, tags: Sequence[int]) -> None:
+        """Write the exit; a second call is counted."""
+        now = self._recorder.clock.now()
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.extend((self._leave, now, *tags))
+            if len(lane) > SPILL_LENGTH:
+                lane.spill()
+        elif self._leave:
+            self._recorder.losses.add("closed_twice")
+
+
+def elapsed_argument(elapsed: int | timedelta) -> int:
+    """Turn integer nanoseconds or a `timedelta` into nanoseconds.
+
+    Raises:
+        TypeError: for floats and everything else.
+        ValueError: for negative durations and those of 2**62 ns (146 years) and more.
+    """
+    if isinstance(elapsed, timedelta):
+        number = (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000_000 + elapsed.microseconds * 1_000
+        if number < 0:
+            raise ValueError(f"elapsed must not be negative; got {elapsed!r}")
+    else:
+        number = count_argument("elapsed", elapsed)
+    if number > MAX_ELAPSED_NS:
+        raise ValueError(f"elapsed must be below 2**62 ns; got {number}")
+    return number

@@ -1,0 +1,115 @@
+"""Statistics of whole steps by phase: how many, how long, how many tokens, and how much of them bricks cover."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .. import semconv
+from ..record.batch import LEFT_OPEN, OPEN, Batch
+from ..record.intervals import union_ns
+from . import histogram
+from .table import PHASES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..record.descriptors import Registry
+
+MAX_LANES: Final = 64
+"""Lanes of a step that coverage is kept for one by one; the last entry stands for all further ones."""
+EXPLICIT_UPPER_NS: Final[NDArray[np.int64]] = np.array(
+    [round(bound * 1e9) for bound in semconv.STEP_DURATION_BUCKETS_S], np.int64
+)
+
+
+class StepTable:
+    """Sums over steps; bricks outside any step have no part in it.
+
+    Attributes:
+        columns: by name, shape (phases,): `count`, `failures`, `wall_ns`, `tokens`, and `union_ns`, the nanoseconds
+            of a step in which at least one brick was open on any lane; `explicit`, shape (phases, 14), counts in the
+            explicit metric buckets; `grid`, shape (phases, BUCKETS).
+        lane_union_ns, lane_wall_ns: shape (MAX_LANES,), covered time and step time by the lane's number in its step.
+    """
+
+    def __init__(self) -> None:
+        self.columns: dict[str, NDArray[Any]] = {
+            name: np.full(PHASES, 0, object) for name in ("wall_ns", "union_ns", "tokens")
+        }
+        self.columns |= {name: np.zeros(PHASES, np.int64) for name in ("count", "failures")}
+        self.columns["explicit"] = np.zeros((PHASES, len(EXPLICIT_UPPER_NS) + 1), np.int64)
+        self.columns["grid"] = np.zeros((PHASES, histogram.BUCKETS), np.int64)
+        self.lane_union_ns: NDArray[np.int64] = np.zeros(MAX_LANES, np.int64)
+        self.lane_wall_ns: NDArray[np.int64] = np.zeros(MAX_LANES, np.int64)
+
+    def add(self, batch: Batch, registry: Registry) -> None:
+        """Count the steps of a batch and what their bricks cover."""
+        in_step = np.array([not step.loose for step in batch.steps], np.bool_)
+        if not in_step.any():
+            return
+        phase = np.array([step.phase for step in batch.steps], np.int64)
+        wall = np.array([step.end_ns - step.start_ns for step in batch.steps], np.int64)
+        if batch.ended:
+            self._add_ended(batch, in_step, phase, wall)
+        self._add_coverage(batch, registry, in_step, phase, wall)
+
+    def _add_ended(
+        self,
+        batch: Batch,
+        in_step: NDArray[np.bool_],
+        phase: NDArray[np.int64],
+        wall: NDArray[np.int64],
+    ) -> None:
+        columns = self.columns
+        phases, walls = phase[in_step], wall[in_step]
+        steps = [step for step in batch.steps if not step.loose]
+        failed = np.array([step.error is not None for step in steps], np.bool_)
+        tokens = np.array([step.tokens for step in steps], object)
+        columns["count"] += np.bincount(phases, minlength=PHASES)
+        columns["failures"] += np.bincount(phases[failed], minlength=PHASES)
+        for value in np.unique(phases).tolist():
+            columns["wall_ns"][value] += int(walls[phases == value].sum())
+            columns["tokens"][value] += int(tokens[phases == value].sum())
+        np.add.at(columns["explicit"], (phases, np.searchsorted(EXPLICIT_UPPER_NS, walls)), 1)
+        np.add.at(columns["grid"], (phases, histogram.bucket_of(walls)), 1)
+
+    def _add_coverage(
+        self,
+        batch: Batch,
+        registry: Registry,
+        in_step: NDArray[np.bool_],
+        phase: NDArray[np.int64],
+        wall: NDArray[np.int64],
+    ) -> None:
+        brick = registry.descriptor_brick.data[batch.descriptor]
+        rows = np.flatnonzero(
+            (brick >= 0)
+            & (batch.brick_parent < 0)
+            & (batch.flags & (LEFT_OPEN | OPEN) == 0)
+            & in_step[batch.step]
+        )
+        if not len(rows):
+            return
+        step, start, end = batch.step[rows], batch.start[rows], batch.end[rows]
+        steps, covered = union_ns(step, start, end)
+        for value in np.unique(phase[steps]).tolist():
+            self.columns["union_ns"][value] += int(covered[phase[steps] == value].sum())
+        lanes, lane_covered = union_ns(batch.lane[rows], start, end)
+        first = rows[np.searchsorted(batch.lane[rows], lanes)]
+        number = np.minimum(batch.lane_number[first], MAX_LANES - 1)
+        np.add.at(self.lane_union_ns, number, lane_covered)
+        if batch.ended:
+            np.add.at(self.lane_wall_ns, number, wall[batch.step[first]])
+
+    def merge(self, other: StepTable) -> None:
+        """Add another table to this one."""
+        for name, theirs in other.columns.items():
+            self.columns[name] += theirs
+        self.lane_union_ns += other.lane_union_ns
+        self.lane_wall_ns += other.lane_wall_ns
+
+    def total(self, name: str) -> int:
+        """A column's sum over all phases."""
+        return int(self.columns[name].sum())

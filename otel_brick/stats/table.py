@@ -1,0 +1,203 @@
+"""The statistics table: one row for each brick and phase, fed with whole batches and merged exactly.
+
+Sums that could pass 63 bits (time, squares, elements, bytes) are added in two halves and kept as Python integers, so no
+total ever wraps or rounds, and merging tables in any order gives the same table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ..record.batch import COMPRESSED, LEFT_OPEN, OPEN, Batch
+from ..taxonomy import BrickCategory, BrickId, Phase, TimingSource
+from . import histogram
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..record.descriptors import Registry
+
+PHASES: Final = len(Phase)
+MAX_LAYERS: Final = 4_096
+NO_MINIMUM: Final = (1 << 63) - 1
+
+SUMS: Final = ("count", "failures")
+"""Columns of 64-bit sums."""
+WIDE_SUMS: Final = (
+    "total_ns",
+    "exclusive_ns",
+    "sum_of_squares",
+    "elements",
+    "bytes_read",
+    "bytes_written",
+    "uncompressed",
+    "compressed",
+)
+"""Columns of unbounded integer sums; the last two cover samples with a compressed form only."""
+
+
+class Table:
+    """Statistics of one profiler, or of several after `merge`.
+
+    A key is `brick * PHASES + phase`, where `brick` indexes `names`.
+
+    Attributes:
+        names, categories: the bricks; the known ones come first, in the order of `BrickId`.
+        columns: the arrays of `SUMS` and `WIDE_SUMS`, and `min_ns`, `max_ns`, shape (keys,); `sources`, shape
+            (keys, 3), counts by `TimingSource`; `explicit`, shape (keys, 15), counts in the explicit metric buckets.
+        layer_count, layer_ns: shape (layers, bricks), calls and inclusive nanoseconds by layer.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = [brick.name for brick in BrickId]
+        self.categories: list[BrickCategory] = [brick.category for brick in BrickId]
+        self.columns = _columns(len(self.names))
+        self._grid_row: NDArray[np.int32] = np.full(len(self.names) * PHASES, -1, np.int32)
+        self._grid: NDArray[np.int64] = np.zeros((0, histogram.BUCKETS), np.int64)
+        self.layer_count: NDArray[np.int64] = np.zeros((0, len(self.names)), np.int64)
+        self.layer_ns: NDArray[np.int64] = np.zeros((0, len(self.names)), np.int64)
+        self.layers_beyond = 0
+
+    def grid(self, key: int) -> NDArray[np.int64]:
+        """The duration histogram of a key, shape (BUCKETS,); zeros when it has no samples."""
+        row = int(self._grid_row[key])
+        return self._grid[row] if row >= 0 else np.zeros(histogram.BUCKETS, np.int64)
+
+    def add(self, batch: Batch, registry: Registry) -> None:
+        """Count the finished brick rows of a batch."""
+        brick = registry.descriptor_brick.data[batch.descriptor]
+        rows = np.flatnonzero((brick >= 0) & (batch.flags & (LEFT_OPEN | OPEN) == 0))
+        if not len(rows):
+            return
+        self._adopt(registry.brick_names, registry.brick_categories)
+        phase_of_step = np.array([step.phase for step in batch.steps], np.int64)
+        brick = brick[rows]
+        key = brick * PHASES + phase_of_step[batch.step[rows]]
+        order = np.argsort(key.astype(np.uint16), kind="stable")
+        rows, key = rows[order], key[order]
+        heads = np.flatnonzero(np.diff(key, prepend=-1))
+        keys = key[heads]
+        duration = batch.end[rows] - batch.start[rows]
+        columns = self.columns
+        columns["count"][keys] += np.diff(np.append(heads, len(rows)))
+        columns["total_ns"][keys] += _exact_sums(duration, heads)
+        columns["exclusive_ns"][keys] += _exact_sums(batch.exclusive[rows], heads)
+        columns["failures"][keys] += np.add.reduceat((batch.error[rows] >= 0).astype(np.int64), heads)
+        columns["min_ns"][keys] = np.minimum(columns["min_ns"][keys], np.minimum.reduceat(duration, heads))
+        columns["max_ns"][keys] = np.maximum(columns["max_ns"][keys], np.maximum.reduceat(duration, heads))
+        columns["sum_of_squares"][keys] += _sums_of_squares(duration, heads)
+        read, written = np.maximum(batch.bytes_read[rows], 0), np.maximum(batch.bytes_written[rows], 0)
+        columns["elements"][keys] += _exact_sums(np.maximum(batch.elements[rows], 0), heads)
+        columns["bytes_read"][keys] += _exact_sums(read, heads)
+        columns["bytes_written"][keys] += _exact_sums(written, heads)
+        compressed = batch.flags[rows] & COMPRESSED != 0
+        if compressed.any():
+            columns["uncompressed"][keys] += _exact_sums(np.where(compressed, read, 0), heads)
+            columns["compressed"][keys] += _exact_sums(np.where(compressed, written, 0), heads)
+        np.add.at(columns["sources"], (key, batch.source[rows]), 1)
+        np.add.at(columns["explicit"], (key, histogram.explicit_bucket_of(duration)), 1)
+        self._give_grids(keys)
+        np.add.at(self._grid, (self._grid_row[key], histogram.bucket_of(duration)), 1)
+        self._add_layers(batch.layer[rows], key // PHASES, duration)
+
+    def merge(self, other: Table) -> None:
+        """Add another table to this one; bricks are matched by name."""
+        mine = self._adopt(other.names, other.categories)
+        keys = (mine[:, np.newaxis] * PHASES + np.arange(PHASES)).ravel()
+        for name, theirs in other.columns.items():
+            theirs = theirs[: len(keys)]
+            column = self.columns[name]
+            if name == "min_ns":
+                column[keys] = np.minimum(column[keys], theirs)
+            elif name == "max_ns":
+                column[keys] = np.maximum(column[keys], theirs)
+            else:
+                column[keys] += theirs
+        used = np.flatnonzero(other._grid_row[: len(keys)] >= 0)
+        self._give_grids(keys[used])
+        self._grid[self._grid_row[keys[used]]] += other._grid[other._grid_row[used]]
+        layers = len(other.layer_count)
+        self._give_layers(layers)
+        columns = slice(None, len(mine))
+        self.layer_count[:layers, mine] += other.layer_count[:, columns]
+        self.layer_ns[:layers, mine] += other.layer_ns[:, columns]
+        self.layers_beyond += other.layers_beyond
+
+    def _adopt(self, names: list[str], categories: list[BrickCategory]) -> NDArray[np.int64]:
+        """Know these bricks too; returns their indexes here."""
+        if self.names != names[: len(self.names)] or len(names) > len(self.names):
+            known = {name: index for index, name in enumerate(self.names)}
+            for name, category in zip(list(names), list(categories), strict=False):
+                if name not in known:
+                    known[name] = len(self.names)
+                    self.names.append(name)
+                    self.categories.append(category)
+            self._grow(len(self.names))
+            return np.array([known[name] for name in names], np.int64)
+        return np.arange(len(names))
+
+    def _grow(self, bricks: int) -> None:
+        have = len(self._grid_row) // PHASES
+        if bricks <= have:
+            return
+        more = max(bricks - have, have)
+        for name, extra in _columns(more).items():
+            self.columns[name] = np.concatenate((self.columns[name], extra))
+        self._grid_row = np.concatenate((self._grid_row, np.full(more * PHASES, -1, np.int32)))
+        self.layer_count = np.pad(self.layer_count, ((0, 0), (0, more)))
+        self.layer_ns = np.pad(self.layer_ns, ((0, 0), (0, more)))
+
+    def _give_grids(self, keys: NDArray[np.int64]) -> None:
+        new = keys[self._grid_row[keys] < 0]
+        if len(new):
+            first = len(self._grid)
+            self._grid_row[new] = np.arange(first, first + len(new))
+            self._grid = np.concatenate((self._grid, np.zeros((len(new), histogram.BUCKETS), np.int64)))
+
+    def _give_layers(self, layers: int) -> None:
+        missing = layers - len(self.layer_count)
+        if missing > 0:
+            self.layer_count = np.pad(self.layer_count, ((0, missing), (0, 0)))
+            self.layer_ns = np.pad(self.layer_ns, ((0, missing), (0, 0)))
+
+    def _add_layers(
+        self, layer: NDArray[np.int32], brick: NDArray[np.int64], duration: NDArray[np.int64]
+    ) -> None:
+        known = (layer >= 0) & (layer < MAX_LAYERS)
+        self.layers_beyond += int(np.count_nonzero(layer >= MAX_LAYERS))
+        if not known.any():
+            return
+        layer, brick = layer[known], brick[known]
+        self._give_layers(int(layer.max()) + 1)
+        np.add.at(self.layer_count, (layer, brick), 1)
+        np.add.at(self.layer_ns, (layer, brick), duration[known])
+
+
+def _columns(bricks: int) -> dict[str, NDArray[Any]]:
+    keys = bricks * PHASES
+    columns: dict[str, NDArray[Any]] = {name: np.zeros(keys, np.int64) for name in SUMS}
+    columns |= {name: np.full(keys, 0, object) for name in WIDE_SUMS}
+    columns["min_ns"] = np.full(keys, NO_MINIMUM, np.int64)
+    columns["max_ns"] = np.zeros(keys, np.int64)
+    columns["sources"] = np.zeros((keys, len(TimingSource)), np.int64)
+    columns["explicit"] = np.zeros((keys, len(histogram.EXPLICIT_UPPER_NS) + 1), np.int64)
+    return columns
+
+
+def _exact_sums(values: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.object_]:
+    """Sums of 64-bit values from each head to the next, as Python integers."""
+    low = np.add.reduceat(values & 0xFFFFFFFF, heads)
+    high = np.add.reduceat(values >> 32, heads)
+    return (high.astype(object) << 32) + low.astype(object)
+
+
+def _sums_of_squares(values: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.object_]:
+    """Exact sums of squares of values from 0 to 2**62 - 1, as Python integers."""
+    low, high = values & 0x7FFFFFFF, values >> 31
+    sums = _exact_sums(low * low, heads)
+    if high.any():
+        sums += _exact_sums(low * high, heads) << 32
+        sums += _exact_sums(high * high, heads) << 62
+    return sums

@@ -6,6 +6,7 @@ slow exporter costs span detail, which is counted, never statistics or the time 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("otel_brick")
 
+EXIT_TIMEOUT_S: Final = 10.0
 COALESCE_S: Final = 0.2
 COALESCE_ROWS: Final = 1_024
 MAX_BATCH_ROWS: Final = 131_072
@@ -103,6 +105,8 @@ class Pipeline:
                     self._stopping = True
                 else:
                     self._worker = worker
+                    # Registered later than the provider's own handler, so it runs before that.
+                    atexit.register(_stop_at_exit, weakref.ref(self))
 
     def collect(self) -> None:
         """Resolve every step that has ended and add it to the statistics."""
@@ -188,6 +192,12 @@ class Pipeline:
             except Exception:
                 logger.exception("spans could not be exported")
                 self._recorder.losses.add("encode_error", len(batch))
+
+
+def _stop_at_exit(pipeline: weakref.ref[Pipeline]) -> None:
+    alive = pipeline()
+    if alive is not None:
+        alive.stop(EXIT_TIMEOUT_S)
 
 
 def _work(pipeline: weakref.ref[Pipeline], wake: threading.Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,6 +68,9 @@ def demo(*, preset: str, prompt: str, tokens: int, seed: int, output: Path, deta
 
     The model is real, its weights are random (nothing is downloaded), so the text is gibberish and the
     times are not. Files of an earlier run in the same directory are replaced.
+
+    On a busy machine, BLAS threads that wait for each other make short operations slow; for steady times set
+    OPENBLAS_NUM_THREADS=1 (or your BLAS library's variable).
     """
     from .demo import DemoOptions, run_demo
     from .report import print_report
@@ -121,7 +124,7 @@ def _prepare_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _progress(console: Console, tokens: int) -> Iterator[Callable[[], None]]:
+def _progress(console: Console, tokens: int) -> Generator[Callable[[], None]]:
     """A progress bar on a terminal, nothing elsewhere; it gives what to call after each token.
 
     The bar is drawn between steps only: a drawing thread would take time away from the bricks being measured.

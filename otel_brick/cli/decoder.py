@@ -7,6 +7,7 @@ Every operation is one brick; `bricks.py` says what each of them counts.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -192,12 +193,12 @@ class Decoder:
         with bricks.rms_norm:
             normed = rms_norm(x, weights.attention_norm)
         with bricks.qkv_projection:
-            qkv = (normed @ weights.qkv).reshape(count, rotated + config.kv_heads, config.head_size)
+            qkv = np.reshape(normed @ weights.qkv, (count, rotated + config.kv_heads, config.head_size))
         with bricks.rope:
             qk = rotate(qkv[:, :rotated], self._cosines[start:end], self._sines[start:end])
         with bricks.kv_cache_write:
-            keys[:, start:end] = qk[:, config.heads :].transpose(1, 0, 2)
-            values[:, start:end] = qkv[:, rotated:].transpose(1, 0, 2)
+            keys[:, start:end] = np.swapaxes(qk[:, config.heads :], 0, 1)
+            values[:, start:end] = np.swapaxes(qkv[:, rotated:], 0, 1)
         with bricks.attention_score(end):
             scores = attention_scores(qk[:, : config.heads], keys[:, :end])
         with bricks.attention_softmax(end):
@@ -205,7 +206,7 @@ class Decoder:
         with bricks.attention_output(end):
             mixed = attention_output(probabilities, values[:, :end])
         with bricks.output_projection:
-            projected = mixed @ weights.output
+            projected: FloatArray = mixed @ weights.output
         with bricks.residual_1:
             return x + projected
 
@@ -217,9 +218,9 @@ class Decoder:
         with bricks.up_projection:
             up = normed @ weights.up
         with bricks.activation:
-            activated = silu(gate) * up
+            activated: FloatArray = np.multiply(silu(gate), up)
         with bricks.down_projection:
-            projected = activated @ weights.down
+            projected: FloatArray = activated @ weights.down
         with bricks.residual_2:
             return x + projected
 
@@ -262,8 +263,8 @@ class Sampler:
             candidates = np.argpartition(allowed, -self._top_k)[-self._top_k :]
             best = allowed[candidates] / self._temperature
             cumulative = np.cumsum(np.exp(best - best.max(), dtype=np.float64))
-            drawn = np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right")
-            return int(candidates[drawn])
+            drawn = self._random.random() * float(cumulative[-1])
+            return int(candidates[np.searchsorted(cumulative, drawn, side="right")])
 
 
 def encode(text: str) -> TokenArray:
@@ -273,13 +274,13 @@ def encode(text: str) -> TokenArray:
 
 def rms_norm(x: FloatArray, weight: FloatArray) -> FloatArray:
     """Scale x, (..., hidden), to a root mean square of 1 along its last axis, times `weight`, (hidden,)."""
-    mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    return x / np.sqrt(mean_square + np.float32(1e-5)) * weight
+    mean_square: FloatArray = np.mean(np.square(x), axis=-1, keepdims=True)
+    return np.divide(x, np.sqrt(mean_square + np.float32(1e-5))) * weight
 
 
 def silu(x: FloatArray) -> FloatArray:
     """x times its sigmoid, element by element."""
-    return x / (np.float32(1) + np.exp(-x))
+    return np.divide(x, np.add(np.exp(-x), np.float32(1)))
 
 
 def rope_tables(context: int, head_size: int, base: float = 10_000.0) -> tuple[FloatArray, FloatArray]:
@@ -317,10 +318,11 @@ def attention_scores(queries: FloatArray, keys: FloatArray) -> FloatArray:
     """
     count, heads, head_size = queries.shape
     kv_heads, positions, _ = keys.shape
-    grouped = queries.transpose(1, 0, 2).reshape(kv_heads, heads // kv_heads * count, head_size)
-    scores = grouped @ keys.transpose(0, 2, 1)
-    scores *= np.float32(head_size**-0.5)
-    return scores.reshape(kv_heads, heads // kv_heads, count, positions)
+    group = heads // kv_heads
+    grouped = np.reshape(np.swapaxes(queries, 0, 1), (kv_heads, group * count, head_size))
+    scores = grouped @ np.swapaxes(keys, 1, 2)
+    np.multiply(scores, np.float32(head_size**-0.5), out=scores)
+    return np.reshape(scores, (kv_heads, group, count, positions))
 
 
 def causal_softmax(scores: FloatArray, start: int) -> FloatArray:
@@ -330,8 +332,8 @@ def causal_softmax(scores: FloatArray, start: int) -> FloatArray:
     """
     count, positions = scores.shape[-2:]
     if count > 1:
-        future = np.arange(positions) > np.arange(start, start + count)[:, None]
-        np.copyto(scores, np.float32(-np.inf), where=future)
+        seen = np.tri(count, positions, start, dtype=np.bool_)
+        np.copyto(scores, np.float32(-np.inf), where=np.logical_not(seen))
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
@@ -346,14 +348,14 @@ def attention_output(probabilities: FloatArray, values: FloatArray) -> FloatArra
         values: (kv heads, positions, head size).
     """
     kv_heads, group, count, positions = probabilities.shape
-    mixed = probabilities.reshape(kv_heads, group * count, positions) @ values
-    return mixed.reshape(kv_heads * group, count, -1).transpose(1, 0, 2).reshape(count, -1)
+    mixed = np.reshape(probabilities, (kv_heads, group * count, positions)) @ values
+    by_head = np.reshape(mixed, (kv_heads * group, count, -1))
+    return np.reshape(np.swapaxes(by_head, 0, 1), (count, -1))
 
 
 def _random_matrix(random: np.random.Generator, rows: int, columns: int, *, fan_in: int) -> FloatArray:
     """Uniform weights of variance 1 / fan_in, which keep activations near 1 and are drawn fast."""
-    limit = np.float32(np.sqrt(3 / fan_in))
     matrix = random.random((rows, columns), dtype=np.float32)
-    matrix *= 2 * limit
-    matrix -= limit
+    np.subtract(matrix, np.float32(0.5), out=matrix)
+    np.multiply(matrix, np.float32(math.sqrt(12 / fan_in)), out=matrix)
     return matrix

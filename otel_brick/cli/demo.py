@@ -131,10 +131,15 @@ def _generate(
     count: int,
     on_token: Callable[[], None],
 ) -> tuple[list[int], PhaseTime, PhaseTime]:
+    """Prefill, then decode; spans leave between the steps, where exporting takes no time from a brick.
+
+    An engine would not flush: it would record fewer steps in detail, or export on the columnar route.
+    """
     start = time.perf_counter()
     with profiler.step(phase="prefill", tokens=prompt.size):
         generated = [sampler.sample(decoder.forward(prompt, cache))]
     prefill_s = time.perf_counter() - start
+    profiler.flush()
     on_token()
     decode_s = 0.0
     while len(generated) < count:
@@ -143,5 +148,6 @@ def _generate(
         with profiler.step(phase="decode", tokens=1):
             generated.append(sampler.sample(decoder.forward(token, cache)))
         decode_s += time.perf_counter() - start
+        profiler.flush()
         on_token()
     return generated, PhaseTime(prompt.size, prefill_s), PhaseTime(count - 1, decode_s)

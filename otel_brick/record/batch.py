@@ -36,7 +36,7 @@ class Batch:
         lane: int32, distinguishes the lanes of this batch; `lane_number` gives its number within the step.
         descriptor: int32, index into the registry's descriptors.
         parent: int32, index of the parent row, -1 for the step itself.
-        brick_parent: int32, the nearest brick above on the same lane, -1 for none.
+        brick_parent: int32, the nearest brick above on the same lane that was closed, -1 for none.
         start, end: int64, monotonic nanoseconds.
         exclusive: int64, nanoseconds not covered by bricks directly below on the same lane; bricks only.
         elements, bytes_read, bytes_written: int64, -1 where not given.

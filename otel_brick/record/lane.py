@@ -120,16 +120,16 @@ class IdleLane(Lane):
     __slots__ = ()
 
     def opened(self) -> Lane:
-        return self.recorder.open_loose()
+        return self.recorder.open_loose(self.record)
 
     def extend(self, events: Any) -> None:
         if events[0] >= 0:
-            self.recorder.open_loose().extend(events)
+            self.recorder.open_loose(self.record).extend(events)
         else:
             self.recorder.losses.add("out_of_order")
 
     def complete(self, events: Sequence[int]) -> None:
-        lane = self.recorder.open_loose()
+        lane = self.recorder.open_loose(self.record)
         list.extend(lane, events)
         self.recorder.close_loose(lane)
 

@@ -100,11 +100,16 @@ class Recorder:
             record.lanes.append(lane)
         return lane
 
-    def open_loose(self) -> Lane:
-        """Make a lane for bricks outside any step current; it belongs to the span current now, if that records."""
+    def open_loose(self, before: StepRecord) -> Lane:
+        """Make a lane for bricks outside any step current; it belongs to the span current now, if that records.
+
+        Args:
+            before: the closed record that the flow was in. Its step's span may still be current there and wait for
+                the worker to end it, but no longer takes children.
+        """
         record = StepRecord(Phase.Other, loose=True)
         span = trace.get_current_span()
-        if self.detail and is_exported(span):
+        if self.detail and is_exported(span) and (before.loose or before.parent != span.get_span_context()):
             record.recording = True
             record.parent = span.get_span_context()
             record.tracer = self.tracing.tracer

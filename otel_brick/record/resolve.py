@@ -108,7 +108,7 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     if np.any(tags.kind == TAG_LANE):
         _join_lanes(tags, rows, code, block, blocks)
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
-    brick_parent = _measure(rows, levels == SpanLevel.Brick)
+    brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     for number, part in enumerate(blocks):
         if part.partial:
             part.lane.carry = _carry(rows, np.flatnonzero((rows.block == number) & (rows.flags & OPEN != 0)))
@@ -313,7 +313,7 @@ def _measure(rows: _Rows, is_brick: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Add to each brick what the bricks directly below it cover; returns the nearest brick above each row."""
     below = _nearest(rows.lane_parent, is_brick)
     brick_parent = np.where(rows.lane_parent >= 0, below[rows.lane_parent], -1).astype(np.int32)
-    child = np.flatnonzero(is_brick & (brick_parent >= 0) & (rows.flags & (LEFT_OPEN | OPEN) == 0))
+    child = np.flatnonzero(is_brick & (brick_parent >= 0) & (rows.flags & OPEN == 0))
     parent = brick_parent[child]
     covering, nanoseconds = union_ns(
         parent,

@@ -68,6 +68,8 @@ def test_only_numbers_have_units_and_sizes_and_counts_have_the_fitting_ones() ->
             assert attribute.unit == "", attribute
         if attribute.name.startswith("brick.") and attribute.name.endswith(".count"):
             assert re.fullmatch(r"\{[a-z]+\}", attribute.unit), attribute
+        if attribute.name.endswith(".size"):
+            assert attribute.unit == ("{sequence}" if attribute.name == semconv.BRICK_BATCH_SIZE else "By")
         if attribute.type == "double":
             assert attribute.unit in {"s", "1"}, attribute
 

@@ -1,0 +1,369 @@
+"""What recording costs the user's thread, what a brick costs the whole process, and how much memory a row takes.
+
+Method
+------
+Recording: a step of 1,000 bricks with empty bodies, timed from its first brick to its last (wall time, inside the open
+step), five steps a round; after each step everything is flushed before anything else is timed. The peer runs
+`with nvtx.annotate("x"): pass` the same number of times, with the NVTX library loaded and no tool attached. The row
+"steps back to back" flushes nothing and includes the step scopes: there the worker takes its share of the interpreter.
+
+CPU: process time of all threads from the beginning of a step of 1,000 rows until all of it has been flushed. The peer
+makes the same spans with `start_as_current_span`, its attributes in a dictionary made beforehand, through a
+`BatchSpanProcessor` to an exporter that encodes with the official protobuf encoder, serialises, and throws the bytes
+away. Ours with spans ends in a processor and exporter of the same kind; the attributes of the peer are those of a span
+that ours exported. A kernel with a launch signature and a count has 12 attributes, a brick with all its counts in a layer
+has 8. Both sides export all their spans, which is checked.
+
+Memory: bytes that tracemalloc sees for a row that waits: in the list of an open step's lane, in the compact form that
+a lane takes every 4,096 rows, and in a resolved batch in front of the exporter. The peer is an ended SDK span with the
+kernel's 12 attributes in the queue of a `BatchSpanProcessor`; names and attribute values exist once and are not counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import harness
+import nvtx
+from harness import Candidate, Table
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from otel_brick import BrickId, BrickProfiler
+
+BRICKS = 1_000
+STEPS = 5
+BUFFERED = 4_097 * 5
+"""A multiple of the rows after which a lane compacts its list, so that all rows are compact."""
+NVTX = 'with nvtx.annotate("x")'
+SDK_KERNEL = "SDK span, 12 attributes"
+SDK_BRICK = "SDK span, 8 attributes"
+SDK_BUFFERED = "ended SDK span in its queue"
+
+
+class Discard(SpanExporter):
+    """Encodes spans to bytes as the OTLP exporters do and throws them away."""
+
+    def __init__(self) -> None:
+        self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        encode_spans(spans).SerializeToString()
+        self.spans += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+class Keep(SpanExporter):
+    """Remembers the first span of each name."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, ReadableSpan] = {}
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        for span in spans:
+            self.spans.setdefault(span.name, span)
+        return SpanExportResult.SUCCESS
+
+
+# --- recording ---
+
+
+def recording(scale: float) -> Table:
+    """Wall time of one brick on the user's thread."""
+    profiler = BrickProfiler.enabled(tracer_provider=TracerProvider(), detail="none")
+    handle = profiler.define(BrickId.RmsNorm, elements=768)
+    off = BrickProfiler()
+    off_handle = off.define(BrickId.RmsNorm, elements=768)
+
+    def inside(loop: Callable[[], None]) -> float:
+        spent = 0.0
+        for _ in range(STEPS):
+            with profiler.step(phase="decode"):
+                spent += harness.per_operation(loop, BRICKS)
+            profiler.flush()
+        return spent / STEPS
+
+    def outside(loop: Callable[[], None]) -> float:
+        return sum(harness.per_operation(loop, BRICKS) for _ in range(STEPS)) / STEPS
+
+    def empty() -> None:
+        for _ in range(BRICKS):
+            pass
+
+    def annotate() -> None:
+        for _ in range(BRICKS):
+            with nvtx.annotate("x"):
+                pass
+
+    def with_handle() -> None:
+        for _ in range(BRICKS):
+            with handle:
+                pass
+
+    def with_verb() -> None:
+        for elements in range(BRICKS):  # counts that vary and recur
+            with profiler.brick(BrickId.RmsNorm, elements=elements):
+                pass
+
+    def with_off_handle() -> None:
+        for _ in range(BRICKS):
+            with off_handle:
+                pass
+
+    def with_off_verb() -> None:
+        for elements in range(BRICKS):
+            with off.brick(BrickId.RmsNorm, elements=elements):
+                pass
+
+    def back_to_back() -> None:
+        for _ in range(4 * STEPS):
+            with profiler.step(phase="decode"):
+                with_handle()
+
+    def beside_worker() -> float:
+        figure = harness.per_operation(back_to_back, 4 * STEPS * BRICKS)
+        profiler.flush()
+        return figure
+
+    table = harness.compare(
+        f"Recording: wall time of one brick, steps of {BRICKS:,}",
+        [
+            Candidate(NVTX, lambda: outside(annotate)),
+            Candidate("with handle", lambda: inside(with_handle), NVTX, 1.1),
+            Candidate("with profiler.brick(ID, elements=n)", lambda: inside(with_verb), NVTX, 1.8),
+            Candidate("with handle, disabled", lambda: outside(with_off_handle), NVTX, 0.25),
+            Candidate("with profiler.brick(...), disabled", lambda: outside(with_off_verb), NVTX),
+            Candidate("with handle, steps back to back", beside_worker, NVTX),
+            Candidate("empty loop, part of each of the above", lambda: outside(empty), NVTX),
+        ],
+        rounds=max(5, round(150 * scale)),
+    )
+    profiler.shutdown()
+    return table
+
+
+# --- CPU ---
+
+
+def cpu(scale: float) -> Table:
+    """Process time of one row from its scope to its bytes."""
+    keep = Keep()
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(keep))
+    kernels, bricks = _kernel_step(provider), _brick_step(provider)
+    kernels()
+    bricks()
+    provider.shutdown()
+    kernel, brick = keep.spans["gemv"], keep.spans["RmsNorm"]
+    if len(kernel.attributes or {}) != 12 or len(brick.attributes or {}) != 8:
+        raise RuntimeError("the rows do not have the attributes that the titles promise")
+    return harness.compare(
+        f"CPU: process time of one row, steps of {BRICKS:,}, scope to bytes",
+        [
+            Candidate(SDK_KERNEL, _through(lambda p: _sdk_step(p, kernel))),
+            Candidate("kernel row, as SDK span object", _through(_kernel_step), SDK_KERNEL, 1 / 60),
+            Candidate(SDK_BRICK, _through(lambda p: _sdk_step(p, brick))),
+            Candidate("brick row, as SDK span object", _through(_brick_step), SDK_BRICK, 1 / 60),
+            Candidate("brick row, statistics only", _through(lambda p: _brick_step(p, "none")), SDK_BRICK),
+        ],
+        rounds=max(5, round(40 * scale)),
+    )
+
+
+def _through(make: Callable[[TracerProvider], Callable[[], int]]) -> Callable[[], float]:
+    """A candidate that runs a step and everything behind it; `make` returns the spans that it promises."""
+    exporter = Discard()
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    step = make(provider)
+
+    def run() -> float:
+        before = exporter.spans
+        begin = time.process_time_ns()
+        promised = step()
+        provider.force_flush()
+        figure = (time.process_time_ns() - begin) / BRICKS
+        if exporter.spans - before != promised:
+            raise RuntimeError(f"{exporter.spans - before} spans were exported instead of {promised}")
+        return figure
+
+    return run
+
+
+def _sdk_step(provider: TracerProvider, span: ReadableSpan) -> Callable[[], int]:
+    tracer = provider.get_tracer("bench")
+    name, attributes = span.name, dict(span.attributes or {})
+
+    def step() -> int:
+        with tracer.start_as_current_span("step"):
+            for _ in range(BRICKS):
+                with tracer.start_as_current_span(name, attributes=attributes):
+                    pass
+        return BRICKS + 1
+
+    return step
+
+
+def _kernel_step(provider: TracerProvider) -> Callable[[], int]:
+    profiler = BrickProfiler.enabled(tracer_provider=provider, detail="all")
+    brick = profiler.define("FusedGateUp")
+    kernel = _kernel(profiler)
+
+    def step() -> int:
+        with profiler.step(phase="decode"), brick:
+            for _ in range(BRICKS):
+                with kernel:
+                    pass
+        profiler.flush()
+        return BRICKS + 2
+
+    return step
+
+
+def _kernel(profiler: BrickProfiler) -> AbstractContextManager[Any]:
+    return profiler.kernel(
+        "gemv", ptx_hash=0x1234_5678_9ABC_DEF0, grid=(128, 1, 1), block=(256, 1, 1), shared_mem=4_096, elements=768
+    )
+
+
+def _brick_step(provider: TracerProvider, detail: str = "all") -> Callable[[], int]:
+    profiler = BrickProfiler.enabled(tracer_provider=provider, detail=detail)
+    layer = profiler.layer(3)
+    brick = profiler.define(BrickId.RmsNorm, elements=768, bytes_read=3_072, bytes_written=3_072)
+    spans = BRICKS + 2 if detail == "all" else 1
+
+    def step() -> int:
+        with profiler.step(phase="decode"), layer:
+            for _ in range(BRICKS):
+                with brick:
+                    pass
+        profiler.flush()
+        return spans
+
+    return step
+
+
+# --- memory ---
+
+
+def memory() -> Table:
+    """Bytes of one row that waits."""
+    return harness.compare(
+        "Memory: bytes of one waiting row",
+        [
+            Candidate(SDK_BUFFERED, lambda: _traced(_buffer_spans, 4_000)),
+            Candidate("row in an open step's list", lambda: _traced(_fill_list, 4_000), SDK_BUFFERED, 1 / 40),
+            Candidate(
+                "row in an open step, compact", lambda: _traced(_fill_lane, BUFFERED), SDK_BUFFERED, 1 / 40
+            ),
+            Candidate("resolved row", lambda: _traced(_fill_queue, BUFFERED), SDK_BUFFERED, 1 / 40),
+        ],
+        rounds=3,
+        unit="bytes",
+    )
+
+
+def _traced(prepare: Callable[[], tuple[Callable[[int], object], Callable[[], object]]], rows: int) -> float:
+    """Bytes that `fill(rows)` leaves behind, by row; `close` is called when that is known."""
+    fill, close = prepare()
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    fill(rows)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    close()
+    return (after - before) / rows
+
+
+def _buffer_spans() -> tuple[Callable[[int], object], Callable[[], object]]:
+    provider = TracerProvider()
+    for_ever_ms = 10**9
+    provider.add_span_processor(
+        BatchSpanProcessor(
+            Discard(), max_queue_size=1 << 20, max_export_batch_size=1 << 20, schedule_delay_millis=for_ever_ms
+        )
+    )
+    keep = Keep()
+    other = TracerProvider()
+    other.add_span_processor(BatchSpanProcessor(keep))
+    _kernel_step(other)()
+    other.shutdown()
+    tracer, attributes = provider.get_tracer("bench"), dict(keep.spans["gemv"].attributes or {})
+
+    def fill(rows: int) -> None:
+        for _ in range(rows):
+            with tracer.start_as_current_span("gemv", attributes=attributes):
+                pass
+
+    return fill, provider.shutdown
+
+
+def _fill_list() -> tuple[Callable[[int], object], Callable[[], object]]:
+    return _open_step(compact=False)
+
+
+def _fill_lane() -> tuple[Callable[[int], object], Callable[[], object]]:
+    return _open_step(compact=True)
+
+
+def _open_step(*, compact: bool) -> tuple[Callable[[int], object], Callable[[], object]]:
+    profiler = BrickProfiler.enabled(tracer_provider=TracerProvider())
+    kernel = _kernel(profiler)
+    step = profiler.step()
+    step.__enter__()
+    lane = profiler._recorder.current.get()
+
+    def fill(rows: int) -> None:
+        for _ in range(rows):
+            with kernel:
+                pass
+        if len(lane) != (0 if compact else 4 * rows):
+            raise RuntimeError(f"{len(lane)} numbers are in the list")
+
+    def close() -> None:
+        step.__exit__(None, None, None)
+        profiler.shutdown()
+
+    return fill, close
+
+
+def _fill_queue() -> tuple[Callable[[int], object], Callable[[], object]]:
+    profiler = BrickProfiler.enabled(tracer_provider=TracerProvider(), detail="all")
+    profiler._recorder.notify = lambda rows: None  # no worker: what we collect stays in the queue
+    kernel = _kernel(profiler)
+
+    def fill(rows: int) -> None:
+        with profiler.step():
+            for _ in range(rows):
+                with kernel:
+                    pass
+        profiler._pipeline.collect()
+        if profiler._pipeline._queued_rows != rows:
+            raise RuntimeError(f"{profiler._pipeline._queued_rows} rows are in the queue")
+
+    return fill, profiler._pipeline._queue.clear
+
+
+def main() -> None:
+    options = harness.arguments(__doc__ or "")
+    results: dict[str, object] = {}
+    for name, table in (
+        ("recording", recording(options.scale)),
+        ("cpu", cpu(options.scale)),
+        ("memory", memory()),
+    ):
+        harness.show(table)
+        results[name] = table
+    harness.finish("recording", __doc__ or "", results, save=options.save)
+
+
+if __name__ == "__main__":
+    main()

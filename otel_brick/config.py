@@ -102,8 +102,6 @@ def _value(setting: Setting, argument: Any, environ: Mapping[str, str]) -> Any:
     except ValueError:
         value, expected = None, setting.check(None)
     if expected:
-        logger.warning(
-            "%s must be %s; got %r, using %r", setting.variable, expected, text, setting.default
-        )
+        logger.warning("%s must be %s; got %r, using %r", setting.variable, expected, text, setting.default)
         return setting.default
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,7 @@ class BrickProfiler(Verbs, StatsReader):
         return f"<BrickProfiler {state}, {self.step_count()} steps, {len(self.brick_names())} bricks>"
 
     @contextmanager
-    def _tables(self) -> Iterator[Tables]:
+    def _tables(self) -> Generator[Tables]:
         with self._pipeline.lock:
             self._pipeline.collect()
             yield Tables(self._pipeline.table, self._pipeline.steps, self._bottlenecks)

@@ -187,9 +187,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     Attribute(BRICK_TIMING_SOURCE, "string", "", _TIMED, _SOURCE_BRIEF, _SOURCES),
     Attribute(BRICK_TIMING_ERROR, "double", "s", _STEP, _ERROR_BRIEF),
     Attribute(BRICK_TIMING_DEFERRED, "boolean", "", ("span",), _DEFERRED_BRIEF),
-    Attribute(
-        BRICK_DETAIL_REASON, "string", "", _STEP, "Why there are spans below, or none.", _DETAIL_REASONS
-    ),
+    Attribute(BRICK_DETAIL_REASON, "string", "", _STEP, "Why there are spans below, or none.", _DETAIL_REASONS),
     Attribute(BRICK_SAMPLING_INTERVAL, "int", "{step}", _STEP, "One step in this many is picked for detail."),
     Attribute(BRICK_DROPPED_COUNT, "int", "{record}", _STEP, "Spans below that a limit kept from leaving."),
     Attribute(BRICK_DROP_REASON, "string", "", _METRIC, "Why records were lost.", _DROP_REASONS),
@@ -207,12 +205,8 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     Attribute(BRICK_CUDA_CLUSTER_X, "int", "{block}", _KERNEL, _CLUSTER_BRIEF),
     Attribute(BRICK_CUDA_CLUSTER_Y, "int", "{block}", _KERNEL, _CLUSTER_BRIEF),
     Attribute(BRICK_CUDA_CLUSTER_Z, "int", "{block}", _KERNEL, _CLUSTER_BRIEF),
-    Attribute(
-        BRICK_CUDA_SHARED_MEMORY_DYNAMIC_SIZE, "int", "By", _KERNEL, "Shared memory asked for at launch."
-    ),
-    Attribute(
-        BRICK_CUDA_SHARED_MEMORY_STATIC_SIZE, "int", "By", _KERNEL, "Shared memory that the kernel declares."
-    ),
+    Attribute(BRICK_CUDA_SHARED_MEMORY_DYNAMIC_SIZE, "int", "By", _KERNEL, "Shared memory asked for at launch."),
+    Attribute(BRICK_CUDA_SHARED_MEMORY_STATIC_SIZE, "int", "By", _KERNEL, "Shared memory that the kernel declares."),
     Attribute(BRICK_CUDA_REGISTER_COUNT, "int", "{register}", _KERNEL, "Registers each thread holds."),
     Attribute(BRICK_CUDA_OCCUPANCY, "double", "1", _KERNEL, "Theoretical share of a full multiprocessor."),
     Attribute(BRICK_CUDA_STREAM_ID, "int", "", _KERNEL, "Ordinal that we gave the stream; never its handle."),
@@ -280,9 +274,7 @@ METRIC_BRICK_IO: Final = Metric(
     "Bytes read and written by bricks.",
     (BRICK_NAME, BRICK_PHASE, BRICK_IO_DIRECTION),
 )
-METRIC_BRICK_TOKENS: Final = Metric(
-    "brick.tokens", "counter", "{token}", "Tokens computed by steps.", (BRICK_PHASE,)
-)
+METRIC_BRICK_TOKENS: Final = Metric("brick.tokens", "counter", "{token}", "Tokens computed by steps.", (BRICK_PHASE,))
 METRIC_BRICK_BUDGET_LIMIT: Final = Metric(
     "brick.budget.limit", "gauge", "s", "Longest time the user allows a brick.", (BRICK_NAME,)
 )

@@ -182,7 +182,7 @@ class Phase(IntEnum):
 
 
 _PHASE_VALUES = ("prefill", "decode", "mixed", "train_forward", "train_backward", "idle", "other")
-_PHASE_BY_VALUE = dict(zip(_PHASE_VALUES, Phase, strict=True))
+_PHASE_BY_VALUE: dict[str, Phase] = dict(zip(_PHASE_VALUES, Phase, strict=True))
 
 
 class SpanLevel(IntEnum):

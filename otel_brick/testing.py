@@ -85,7 +85,7 @@ def span_trees(spans: Sequence[ReadableSpan]) -> list[SpanNode]:
     Raises:
         ValueError: two spans have the same id.
     """
-    nodes = {span.context.span_id: SpanNode(span) for span in spans}
+    nodes = {_span_id(span): SpanNode(span) for span in spans}
     if len(nodes) != len(spans):
         raise ValueError(f"{len(spans)} spans have only {len(nodes)} different ids")
     roots: list[SpanNode] = []
@@ -96,6 +96,12 @@ def span_trees(spans: Sequence[ReadableSpan]) -> list[SpanNode]:
     for node in nodes.values():
         node.children.sort(key=lambda child: child.span.start_time or 0)
     return roots
+
+
+def _span_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
 
 
 class InMemoryTraces:

@@ -74,17 +74,11 @@ class StepBricks:
         self.output_projection = define(
             BrickId.OutputProjection, weights=hidden * hidden, inputs=hidden, outputs=hidden
         )
-        self.residual_1 = define(
-            "Residual1", inputs=2 * hidden, outputs=hidden, category=BrickCategory.Attention
-        )
-        self.gate_projection = define(
-            BrickId.GateProjection, weights=hidden * ffn, inputs=hidden, outputs=ffn
-        )
+        self.residual_1 = define("Residual1", inputs=2 * hidden, outputs=hidden, category=BrickCategory.Attention)
+        self.gate_projection = define(BrickId.GateProjection, weights=hidden * ffn, inputs=hidden, outputs=ffn)
         self.up_projection = define(BrickId.UpProjection, weights=hidden * ffn, inputs=hidden, outputs=ffn)
         self.activation = define(BrickId.Activation, inputs=2 * ffn, outputs=ffn)
-        self.down_projection = define(
-            BrickId.DownProjection, weights=ffn * hidden, inputs=ffn, outputs=hidden
-        )
+        self.down_projection = define(BrickId.DownProjection, weights=ffn * hidden, inputs=ffn, outputs=hidden)
         self.residual_2 = define("Residual2", inputs=2 * hidden, outputs=hidden, category=BrickCategory.Ffn)
         self.lm_head = define(BrickId.LmHead, weights=vocabulary * hidden, inputs=hidden, outputs=vocabulary)
         self.sampling: Scope = profiler.define(

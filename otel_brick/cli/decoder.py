@@ -41,9 +41,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads or self.head_size % 2:
-            raise ValueError(
-                f"hidden must be heads x an even head size; got {self.hidden} and {self.heads} heads"
-            )
+            raise ValueError(f"hidden must be heads x an even head size; got {self.hidden} and {self.heads} heads")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads; got {self.heads} and {self.kv_heads}")
         if self.vocabulary < BYTE_TOKENS:
@@ -72,12 +70,8 @@ class DecoderConfig:
 
 
 PRESETS = {
-    "default": DecoderConfig(
-        layers=6, hidden=384, heads=6, kv_heads=2, ffn=1536, vocabulary=BYTE_TOKENS, context=1024
-    ),
-    "gpt2-small": DecoderConfig(
-        layers=12, hidden=768, heads=12, kv_heads=12, ffn=2048, vocabulary=50257, context=1024
-    ),
+    "default": DecoderConfig(layers=6, hidden=384, heads=6, kv_heads=2, ffn=1536, vocabulary=BYTE_TOKENS, context=1024),
+    "gpt2-small": DecoderConfig(layers=12, hidden=768, heads=12, kv_heads=12, ffn=2048, vocabulary=50257, context=1024),
 }
 """`gpt2-small` has the published shape; gated networks of 2048 weigh as much as plain ones of 3072."""
 

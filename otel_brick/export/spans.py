@@ -63,9 +63,9 @@ class SpanSink:
         bounds = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
         builder = _Builder(self._recorder, batch, ends)
         for number, record in enumerate(batch.steps):
-            rows = slice(bounds[number], bounds[number + 1])
+            rows = range(bounds[number], bounds[number + 1])
             if record.span is not None:
-                last = int(ends[rows].max(initial=record.end_ns))
+                last = int(ends[rows.start : rows.stop].max(initial=record.end_ns))
                 self._end_step(record, record.span, last + record.offset_ns)
             if record.recording:
                 self._send(record, builder, rows)
@@ -98,7 +98,7 @@ class SpanSink:
         record.span = None
         self._handed_over += 1
 
-    def _send(self, record: StepRecord, builder: _Builder, rows: slice) -> None:
+    def _send(self, record: StepRecord, builder: _Builder, rows: range) -> None:
         tracer, parent = record.tracer, record.parent
         if tracer is None or parent is None:
             return
@@ -116,7 +116,7 @@ class SpanSink:
                     self._pace()
         except Exception:
             logger.warning("a span processor failed on the spans below a step", exc_info=True)
-            self._recorder.losses.add("export_failed", rows.stop - rows.start - sent)
+            self._recorder.losses.add("export_failed", len(rows) - sent)
 
     def _pace(self) -> None:
         self._handed_over += 1
@@ -128,7 +128,7 @@ class _Builder:
     """Builds the spans of one batch; what rows have in common is built once."""
 
     def __init__(self, recorder: Recorder, batch: Batch, ends: NDArray[np.int64]) -> None:
-        from opentelemetry.sdk.trace import SpanLimits  # noqa: PLC0415 - the SDK is needed by this encoder only
+        from opentelemetry.sdk.trace import SpanLimits
 
         self._descriptors = recorder.registry.descriptors
         self._batch = batch
@@ -139,22 +139,20 @@ class _Builder:
         self._built: dict[tuple[int, ...], Attributes] = {}
 
     def readable_spans(
-        self, record: StepRecord, tracer: Any, parent: SpanContext, rows: slice
+        self, record: StepRecord, tracer: Any, parent: SpanContext, rows: range
     ) -> Iterator[ReadableSpan]:
         """The rows of one step as finished spans, parents first."""
-        from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         scope = InstrumentationScope(semconv.SCOPE_NAME, __version__)
-        ids = self._ids.span_ids(rows.stop - rows.start)
-        own = self._batch.span_id[rows]
-        ids = np.where(own != 0, own, ids).tolist()
+        ids = self._ids.span_ids(len(rows))
+        own = self._batch.span_id[rows.start : rows.stop]
+        chosen: list[int] = np.where(own != 0, own, ids).tolist()
         contexts: list[SpanContext] = []
         errors = list(record.errors)
-        for row, span_id in zip(range(rows.start, rows.stop), ids, strict=True):
-            context = SpanContext(
-                parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state
-            )
+        for row, span_id in zip(rows, chosen, strict=True):
+            context = SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state)
             contexts.append(context)
             above = int(self._batch.parent[row])
             error = int(self._batch.error[row])
@@ -170,13 +168,11 @@ class _Builder:
                 instrumentation_scope=scope,
             )
 
-    def through_api(
-        self, record: StepRecord, tracer: Tracer, parent: SpanContext, rows: slice
-    ) -> Iterator[None]:
+    def through_api(self, record: StepRecord, tracer: Tracer, parent: SpanContext, rows: range) -> Iterator[None]:
         """Make the rows of one step with an unknown tracer, parents first; one yield for each span made."""
         contexts: list[SpanContext] = []
         errors = list(record.errors)
-        for row in range(rows.start, rows.stop):
+        for row in rows:
             above = int(self._batch.parent[row])
             context = contexts[above - rows.start] if above >= 0 else parent
             span = tracer.start_span(
@@ -193,7 +189,7 @@ class _Builder:
             yield
 
     def _name(self, row: int) -> str:
-        return span_name(self._descriptors[self._batch.descriptor[row]])
+        return span_name(self._descriptors[int(self._batch.descriptor[row])])
 
     def _attributes(self, row: int, errors: list[tuple[str, str]]) -> Attributes:
         """The attributes of a row, one dictionary shared by all rows that have the same ones."""
@@ -228,9 +224,7 @@ class _Builder:
         if count is not None and len(attributes) > count:
             attributes = dict(islice(attributes.items(), count))
         if length is not None:
-            attributes = {
-                key: value[:length] if isinstance(value, str) else value for key, value in attributes.items()
-            }
+            attributes = {key: value[:length] if isinstance(value, str) else value for key, value in attributes.items()}
         return attributes
 
 
@@ -240,7 +234,7 @@ def _failure(error: tuple[str, str]) -> Status:
 
 def _stretched_ends(batch: Batch) -> NDArray[np.int64]:
     """Ends for display: a span lasts at least until its last child, which may be on another lane."""
-    ends = batch.end.copy()
+    ends = np.copy(batch.end)
     child = np.flatnonzero(batch.parent >= 0)
     parent = batch.parent[child]
     while np.any(ends[child] > ends[parent]):

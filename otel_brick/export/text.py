@@ -15,9 +15,7 @@ def summary(statistics: StatsReader) -> str:
     lines = ["Brick profile"]
     throughput = statistics.total_throughput() or 0.0
     unit = "tokens" if statistics.tokens() else "elements (no tokens given)"
-    lines.append(
-        f"{statistics.total_tokens()} {unit}, {total / 1000:.2f} us of brick time, {throughput:.1f} tok/s"
-    )
+    lines.append(f"{statistics.total_tokens()} {unit}, {total / 1000:.2f} us of brick time, {throughput:.1f} tok/s")
     if coverage is not None:
         note = " - above 1: measured durations reach outside their steps" if coverage > 1 else ""
         lines.append(f"{statistics.step_count()} steps, bricks cover {coverage:.3f} of their time{note}")
@@ -41,7 +39,5 @@ def categories(statistics: StatsReader) -> str:
     for category in statistics.category_stats():
         if category.count:
             share = category.percentage(total)
-            lines.append(
-                f"{category.name:<20} {category.avg_us or 0.0:10.2f} {share:6.1f}% {category.count:9d}"
-            )
+            lines.append(f"{category.name:<20} {category.avg_us or 0.0:10.2f} {share:6.1f}% {category.count:9d}")
     return "\n".join(lines)

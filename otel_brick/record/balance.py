@@ -93,7 +93,7 @@ def match_lanes(code: NDArray[np.int64], heads: NDArray[np.int64]) -> Matched:
         return matched
     parts = [_moved(matched, good)]
     parts += [
-        _moved(repair(code[bounds[i] : bounds[i + 1]]), np.arange(bounds[i], bounds[i + 1]))
+        _moved(repair(code[bounds[i] : bounds[i + 1]]), np.arange(int(bounds[i]), int(bounds[i + 1])))
         for i in np.flatnonzero(bad)
     ]
     order = np.argsort(np.concatenate([part.entry for part in parts]), kind="stable")

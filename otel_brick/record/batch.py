@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -72,10 +72,9 @@ class Batch:
 
     def without_rows(self) -> Batch:
         """The same steps without any row."""
-        columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(
-            self, **{name: column[:0].copy() for name, column in columns.items() if isinstance(column, np.ndarray)}
-        )
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        del columns["steps"], columns["ended"]
+        return replace(self, **{name: column[:0].copy() for name, column in columns.items()})
 
 
 def drop_detail(batch: Batch, rows: NDArray[np.int64], reason: str, losses: Losses) -> None:

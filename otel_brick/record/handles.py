@@ -72,7 +72,7 @@ class Handle:
 
     def switch(self, on: bool) -> None:
         """Record from the next entry on, or stop recording."""
-        self.__class__ = self._on_class if on else OffHandle
+        self.__class__ = self._on_class if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         return decorate(function, lambda: self)

@@ -95,9 +95,7 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
     code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
-    block = np.repeat(
-        np.arange(len(blocks), dtype=np.int32), np.array([b.numbers // 2 for b in blocks], np.int64)
-    )
+    block = np.repeat(np.arange(len(blocks), dtype=np.int32), np.array([b.numbers // 2 for b in blocks], np.int64))
     is_event = code > TAG_LIMIT
     at = np.flatnonzero(~is_event)
     tags = _Tags((np.cumsum(is_event) - 1)[at], code[at], value[at], block[at])
@@ -132,7 +130,7 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
         layer=_layers(rows),
         source=np.full(len(rows.start), TimingSource.Host, np.uint8),
         error=rows.error.astype(np.int32),
-        span_id=rows.span_id.view(np.uint64),
+        span_id=rows.span_id.astype(np.uint64),
         flags=rows.flags,
     )
 
@@ -266,7 +264,7 @@ def _join_lanes(
     tags: _Tags, rows: _Rows, code: NDArray[np.int64], block: NDArray[np.int32], blocks: list[_Block]
 ) -> None:
     """Hang each further lane below the row that was innermost where the lane was opened."""
-    rows.parent = rows.lane_parent.copy()
+    rows.parent = np.copy(rows.lane_parent)
     parent_of: dict[tuple[int, int], int] = {}
     for at in np.flatnonzero(tags.kind == TAG_LANE).tolist():
         owner, number = int(tags.owner[at]), int(tags.block[at])

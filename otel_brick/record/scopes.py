@@ -69,9 +69,7 @@ class StepScope:
         return decorate(function, self._again)
 
     def _again(self) -> StepScope:
-        return StepScope(
-            self._recorder, self._phase, self._tokens, self._parent, self._links, self._attributes
-        )
+        return StepScope(self._recorder, self._phase, self._tokens, self._parent, self._links, self._attributes)
 
     def add_tokens(self, count: int) -> None:
         """Add to the tokens that this step has processed.
@@ -163,4 +161,3 @@ class LaneScope:
             return
         self._token = None
         reset(self._recorder.current, token)
-

@@ -124,7 +124,7 @@ _told_route = False
 
 
 def _tell_route(tracer: Tracer) -> None:
-    global _told_route  # noqa: PLW0603 - once per process
+    global _told_route
     if hasattr(tracer, "span_processor") and not _told_route:
         _told_route = True
         logger.info(

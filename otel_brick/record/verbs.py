@@ -131,7 +131,7 @@ class Verbs:
         """Open a sequential flow of its own in the current step, for a task or thread that runs beside others."""
         return LaneScope(self._recorder)
 
-    def layer(self, index: int, *, type: str = "") -> Handle | OffScope:  # noqa: A002 - the attribute's name
+    def layer(self, index: int, *, type: str = "") -> Handle | OffScope:
         """A layer of the model.
 
         Args:
@@ -151,9 +151,7 @@ class Verbs:
         number = count_argument("index", index)
         if number >= 1 << 31:
             raise ValueError(f"index must be below 2**31; got {number}")
-        return self._handle(
-            (SpanLevel.Layer, number, type), Descriptor(SpanLevel.Layer, type), layer=number
-        )
+        return self._handle((SpanLevel.Layer, number, type), Descriptor(SpanLevel.Layer, type), layer=number)
 
     def brick(
         self,
@@ -393,9 +391,7 @@ class Verbs:
             with lane.record.lock:
                 lane.record.tokens += number
 
-    def _bare_site(
-        self, brick: BrickId | str, category: BrickCategory | None = None, *, exact: bool = False
-    ) -> int:
+    def _bare_site(self, brick: BrickId | str, category: BrickCategory | None = None, *, exact: bool = False) -> int:
         registry = self._recorder.registry
         return registry.bare_site(registry.descriptor(registry.brick(brick, category, exact=exact)))
 

@@ -103,7 +103,7 @@ class StatsReader(ABC):
             table = tables.bricks
             used = np.flatnonzero(table.layer_count.sum(axis=0))
             return LayerMatrix(
-                tuple(table.names[index] for index in used.tolist()),
+                tuple(table.names[int(index)] for index in used),
                 table.layer_count[:, used],
                 table.layer_ns[:, used],
             )
@@ -186,9 +186,7 @@ class StatsReader(ABC):
     @staticmethod
     def _brick(tables: Tables, index: int, phases: tuple[Phase, ...] = tuple(Phase)) -> BrickStats:
         name = tables.bricks.names[index]
-        return brick_stats(
-            tables.bricks, index, tables.bottlenecks.get(name, BrickBottleneck.Unknown), phases
-        )
+        return brick_stats(tables.bricks, index, tables.bottlenecks.get(name, BrickBottleneck.Unknown), phases)
 
 
 class Statistics(StatsReader):

@@ -85,10 +85,7 @@ class StepTable:
     ) -> None:
         brick = registry.descriptor_brick.data[batch.descriptor]
         rows = np.flatnonzero(
-            (brick >= 0)
-            & (batch.brick_parent < 0)
-            & (batch.flags & (LEFT_OPEN | OPEN) == 0)
-            & in_step[batch.step]
+            (brick >= 0) & (batch.brick_parent < 0) & (batch.flags & (LEFT_OPEN | OPEN) == 0) & in_step[batch.step]
         )
         if not len(rows):
             return

@@ -106,8 +106,8 @@ class Table:
         """Add another table to this one; bricks are matched by name."""
         mine = self._adopt(other.names, other.categories)
         keys = (mine[:, np.newaxis] * PHASES + np.arange(PHASES)).ravel()
-        for name, theirs in other.columns.items():
-            theirs = theirs[: len(keys)]
+        for name, whole in other.columns.items():
+            theirs = whole[: len(keys)]
             column = self.columns[name]
             if name == "min_ns":
                 column[keys] = np.minimum(column[keys], theirs)
@@ -162,9 +162,7 @@ class Table:
             self.layer_count = np.pad(self.layer_count, ((0, missing), (0, 0)))
             self.layer_ns = np.pad(self.layer_ns, ((0, missing), (0, 0)))
 
-    def _add_layers(
-        self, layer: NDArray[np.int32], brick: NDArray[np.int64], duration: NDArray[np.int64]
-    ) -> None:
+    def _add_layers(self, layer: NDArray[np.int32], brick: NDArray[np.int64], duration: NDArray[np.int64]) -> None:
         known = (layer >= 0) & (layer < MAX_LAYERS)
         self.layers_beyond += int(np.count_nonzero(layer >= MAX_LAYERS))
         if not known.any():
@@ -190,7 +188,8 @@ def _exact_sums(values: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[
     """Sums of 64-bit values from each head to the next, as Python integers."""
     low = np.add.reduceat(values & 0xFFFFFFFF, heads)
     high = np.add.reduceat(values >> 32, heads)
-    return (high.astype(object) << 32) + low.astype(object)
+    wide: NDArray[np.object_] = high.astype(object)
+    return np.add(np.left_shift(wide, 32), low.astype(object))
 
 
 def _sums_of_squares(values: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.object_]:

@@ -228,7 +228,12 @@ def _kernel_step(provider: TracerProvider) -> Callable[[], int]:
 
 def _kernel(profiler: BrickProfiler) -> AbstractContextManager[Any]:
     return profiler.kernel(
-        "gemv", ptx_hash=0x1234_5678_9ABC_DEF0, grid=(128, 1, 1), block=(256, 1, 1), shared_mem=4_096, elements=768
+        "gemv",
+        ptx_hash=0x1234_5678_9ABC_DEF0,
+        grid=(128, 1, 1),
+        block=(256, 1, 1),
+        shared_mem=4_096,
+        elements=768,
     )
 
 
@@ -259,9 +264,7 @@ def memory() -> Table:
         [
             Candidate(SDK_BUFFERED, lambda: _traced(_buffer_spans, 4_000)),
             Candidate("row in an open step's list", lambda: _traced(_fill_list, 4_000), SDK_BUFFERED, 1 / 40),
-            Candidate(
-                "row in an open step, compact", lambda: _traced(_fill_lane, BUFFERED), SDK_BUFFERED, 1 / 40
-            ),
+            Candidate("row in an open step, compact", lambda: _traced(_fill_lane, BUFFERED), SDK_BUFFERED, 1 / 40),
             Candidate("resolved row", lambda: _traced(_fill_queue, BUFFERED), SDK_BUFFERED, 1 / 40),
         ],
         rounds=3,
@@ -288,7 +291,10 @@ def _buffer_spans() -> tuple[Callable[[int], object], Callable[[], object]]:
     for_ever_ms = 10**9
     provider.add_span_processor(
         BatchSpanProcessor(
-            Discard(), max_queue_size=1 << 20, max_export_batch_size=1 << 20, schedule_delay_millis=for_ever_ms
+            Discard(),
+            max_queue_size=1 << 20,
+            max_export_batch_size=1 << 20,
+            schedule_delay_millis=for_ever_ms,
         )
     )
     keep = Keep()

@@ -160,9 +160,7 @@ def times(ratio: float) -> str:
 
 def arguments(description: str) -> argparse.Namespace:
     """The command line of every benchmark; `scale` shortens or lengthens it."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help=f"write the result below {RESULTS}")
     parser.add_argument("--scale", type=float, default=1.0, help="more rounds or rows (default: 1)")
     return parser.parse_args()

@@ -147,17 +147,13 @@ def test_task_group_with_lanes(profiler: BrickProfiler, traces: InMemoryTraces) 
 def test_to_thread_with_lanes(profiler: BrickProfiler, traces: InMemoryTraces) -> None:
     async def main() -> None:
         with profiler.step(), profiler.layer(7), profiler.brick("Mixture"):
-            await asyncio.gather(
-                *(asyncio.to_thread(asyncio.run, branch(profiler, number)) for number in range(10))
-            )
+            await asyncio.gather(*(asyncio.to_thread(asyncio.run, branch(profiler, number)) for number in range(10)))
 
     asyncio.run(main())
     assert_branches(profiler, traces)
 
 
-def test_lanes_inside_lanes_hang_where_they_were_opened(
-    profiler: BrickProfiler, traces: InMemoryTraces
-) -> None:
+def test_lanes_inside_lanes_hang_where_they_were_opened(profiler: BrickProfiler, traces: InMemoryTraces) -> None:
     def inner() -> None:
         with profiler.lane(), profiler.brick("Inner"):
             pass

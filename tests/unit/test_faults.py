@@ -85,9 +85,7 @@ def test_any_exception_passes(profiler: BrickProfiler, traces: InMemoryTraces, e
     assert only_tree(profiler, traces).children[0].attributes["error.type"].endswith(type(error).__name__)
 
 
-def test_many_different_errors_in_a_step_stay_bounded(
-    profiler: BrickProfiler, traces: InMemoryTraces
-) -> None:
+def test_many_different_errors_in_a_step_stay_bounded(profiler: BrickProfiler, traces: InMemoryTraces) -> None:
     with profiler.step():
         for number in range(1_500):
             with pytest.raises(ValueError, match=str(number)), profiler.brick("B"):

@@ -59,9 +59,7 @@ def scopes(children: st.SearchStrategy[list[Scope]]) -> st.SearchStrategy[Scope]
 
 
 programs = st.lists(
-    st.recursive(
-        scopes(st.just([])), lambda inner: scopes(st.lists(inner, max_size=3)), max_leaves=12
-    ),
+    st.recursive(scopes(st.just([])), lambda inner: scopes(st.lists(inner, max_size=3)), max_leaves=12),
     max_size=4,
 )
 

@@ -147,12 +147,8 @@ def test_closed_sets_of_values_are_those_of_the_enums() -> None:
     values = {attribute.name: attribute.values for attribute in ATTRIBUTES}
     assert values[semconv.BRICK_PHASE] == tuple(phase.attribute_value for phase in taxonomy.Phase)
     assert values[semconv.BRICK_SPAN_LEVEL] == tuple(level.attribute_value for level in taxonomy.SpanLevel)
-    assert values[semconv.BRICK_TIMING_SOURCE] == tuple(
-        source.attribute_value for source in taxonomy.TimingSource
-    )
-    assert values[semconv.BRICK_CATEGORY] == tuple(
-        category.name.lower() for category in taxonomy.BrickCategory
-    )
+    assert values[semconv.BRICK_TIMING_SOURCE] == tuple(source.attribute_value for source in taxonomy.TimingSource)
+    assert values[semconv.BRICK_CATEGORY] == tuple(category.name.lower() for category in taxonomy.BrickCategory)
 
 
 def test_every_drop_reason_has_a_loss_counter() -> None:

@@ -27,9 +27,7 @@ def test_attributes_are_exactly_these(profiler: BrickProfiler, traces: InMemoryT
         profiler.step(phase="decode", tokens=4, batch_size=2, attributes={"gen_ai.request.model": "m"}) as step,
         profiler.layer(3, type="decoder"),
         profiler.brick(BrickId.QkvProjection, elements=64, bytes_read=1_000, bytes_written=24),
-        profiler.kernel(
-            "gemv", ptx_hash="00FF00FF00FF00FF", grid=(128, 2), block=256, shared_mem=48, elements=7
-        ),
+        profiler.kernel("gemv", ptx_hash="00FF00FF00FF00FF", grid=(128, 2), block=256, shared_mem=48, elements=7),
     ):
         step.add_tokens(1)
         profiler.add_tokens(2)
@@ -184,9 +182,7 @@ def test_parent_and_links_are_taken_as_given(profiler: BrickProfiler, traces: In
     tracer = traces.provider.get_tracer("app")
     requests = [tracer.start_span(f"request {number}") for number in range(3)]
     contexts = [request.get_span_context() for request in requests]
-    with profiler.step(
-        parent=requests[0], links=[requests[1], contexts[2], Link(contexts[0], {"weight": 2})]
-    ):
+    with profiler.step(parent=requests[0], links=[requests[1], contexts[2], Link(contexts[0], {"weight": 2})]):
         assert trace.get_current_span().get_span_context().trace_id == contexts[0].trace_id
     with profiler.step(parent=contexts[1]), profiler.brick("B"):
         pass

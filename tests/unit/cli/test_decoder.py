@@ -100,9 +100,7 @@ def naive_attention(queries: FloatArray, keys: FloatArray, values: FloatArray, s
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (6, 1), (4, 4)])
 @pytest.mark.parametrize(("count", "start"), [(1, 0), (1, 6), (7, 0), (4, 3)])
-def test_grouped_query_attention_is_naive_attention(
-    heads: int, kv_heads: int, count: int, start: int
-) -> None:
+def test_grouped_query_attention_is_naive_attention(heads: int, kv_heads: int, count: int, start: int) -> None:
     queries = random_array(count, heads, 8, seed=1)
     keys = random_array(kv_heads, start + count, 8, seed=2)
     values = random_array(kv_heads, start + count, 8, seed=3)

@@ -56,9 +56,7 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 def run_demo_command(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_python(
-        "-m", "otel_brick", "demo", "--tokens", str(TOKENS), "--output", str(output), *arguments
-    )
+    return run_python("-m", "otel_brick", "demo", "--tokens", str(TOKENS), "--output", str(output), *arguments)
 
 
 def read_spans(path: Path) -> list[Span]:
@@ -120,9 +118,7 @@ def test_it_succeeds_and_says_what_it_found_in_plain_text(
     assert str(output / "brick_profile.json") in finished.stdout
 
 
-def test_the_profile_counts_every_brick_of_every_step(
-    finished: subprocess.CompletedProcess[str], output: Path
-) -> None:
+def test_the_profile_counts_every_brick_of_every_step(finished: subprocess.CompletedProcess[str], output: Path) -> None:
     assert finished.returncode == 0
     profile = json.loads((output / "brick_profile.json").read_text(encoding="utf-8"))
     counts = {brick["name"]: brick["count"] for brick in profile["bricks"]}
@@ -157,9 +153,7 @@ def test_layers_lie_in_steps_and_bricks_in_layers_or_steps(spans: list[Span]) ->
         assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
         assert int(span["endTimeUnixNano"]) <= int(parent["endTimeUnixNano"])
     layers = of_level(spans, "layer")
-    assert Counter(attributes(span)["brick.layer.index"] for span in layers) == dict.fromkeys(
-        range(LAYERS), TOKENS
-    )
+    assert Counter(attributes(span)["brick.layer.index"] for span in layers) == dict.fromkeys(range(LAYERS), TOKENS)
     outside = {span["name"] for span in of_level(spans, "brick") if by_id[span["parentSpanId"]] not in layers}
     assert outside == {"Embedding", "RmsNorm", "LmHead", "Sampling"}
 

@@ -135,6 +135,4 @@ def test_an_incomplete_file_is_an_error_and_keeps_the_earlier_one(
         recorder.provider.get_tracer("test").start_span("lost").end()
         with pytest.raises(OSError, match="1 of 1 spans could not be written"):
             recorder.commit()
-    assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()} == {
-        "trace.jsonl": "earlier"
-    }
+    assert {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()} == {"trace.jsonl": "earlier"}

@@ -208,7 +208,7 @@ def _one_layer(layer: Span, bricks: Sequence[Span]) -> Iterator[str]:
 
 def _legend(categories: set[BrickCategory], y: float) -> Iterator[str]:
     x = float(LEFT)
-    for category in sorted(categories):
+    for category in sorted(categories, key=lambda category: category.value):
         yield f'<rect x="{x}" y="{y - 10}" width="11" height="11" rx="2" fill="{CATEGORY_COLOURS[category]}"/>'
         yield _text(x + 17, y, category.label, "quiet")
         x += 17 + len(category.label) * CHARACTER_WIDTH + 24

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from otel_brick import BrickId, BrickProfiler
+from otel_brick.testing import SpanNode, span_trees
 
 REQUESTS, TOKENS, EXPERTS = 8, 3, 4
 
@@ -52,10 +53,9 @@ def main() -> None:
     print(profiler.summary())
     print()
 
-    names = {span.context.span_id: span.name for span in exporter.get_finished_spans()}
-    edges = Counter(
-        f"{names[span.parent.span_id]} > {span.name}" for span in exporter.get_finished_spans() if span.parent
-    )
+    edges = Counter[str]()
+    for root in span_trees(exporter.get_finished_spans()):
+        count_edges(root, edges)
     for edge, count in sorted(edges.items()):
         print(f"{count:4} x {edge}")
 
@@ -63,6 +63,12 @@ def main() -> None:
     assert profiler.step_count() == profiler.tokens() == REQUESTS * TOKENS
     assert not any(profiler.losses().values())
     print("every expert is below the mixture of its own step, and nothing was lost")
+
+
+def count_edges(node: SpanNode, edges: Counter[str]) -> None:
+    for child in node.children:
+        edges[f"{node.name} > {child.name}"] += 1
+        count_edges(child, edges)
 
 
 if __name__ == "__main__":

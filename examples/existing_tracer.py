@@ -5,14 +5,13 @@
 The service keeps its spans in memory and prints them as a tree; a real one has an OTLP exporter in that place.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from otel_brick import BrickCategory, BrickId, BrickProfiler
+from otel_brick.testing import SpanNode, span_trees
 
 LAYERS, HIDDEN, PROMPT = 2, 512, 32
 
@@ -55,20 +54,16 @@ def main() -> None:
 
     profiler.shutdown()  # before the provider: it hands over what has ended
     provider.shutdown()
-    print_tree(exporter.get_finished_spans())
+    for root in span_trees(exporter.get_finished_spans()):
+        print_tree(root)
 
 
-def print_tree(spans: Sequence[ReadableSpan], parent_id: int | None = None, depth: int = 0) -> None:
-    for span in sorted(spans, key=lambda span: span.start_time):
-        if (span.parent.span_id if span.parent else None) == parent_id:
-            duration_us = (span.end_time - span.start_time) / 1000
-            print(f"{'  ' * depth + span.name:<24} {duration_us:9.1f} us  {details(span)}".rstrip())
-            print_tree(spans, span.context.span_id, depth + 1)
-
-
-def details(span: ReadableSpan) -> str:
+def print_tree(node: SpanNode, depth: int = 0) -> None:
     shown = ("brick.token.count", "brick.layer.index", "brick.element.count")
-    return "  ".join(f"{name}={span.attributes[name]}" for name in shown if name in span.attributes)
+    details = "  ".join(f"{name}={node.attributes[name]}" for name in shown if name in node.attributes)
+    print(f"{'  ' * depth + node.name:<24} {node.duration_ns / 1000:9.1f} us  {details}".rstrip())
+    for child in node.children:
+        print_tree(child, depth + 1)
 
 
 if __name__ == "__main__":

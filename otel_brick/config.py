@@ -87,6 +87,9 @@ class Config:
         return cls(**values)
 
 
+_warned: set[tuple[str, str]] = set()
+
+
 def _value(setting: Setting, argument: Any, environ: Mapping[str, str]) -> Any:
     if argument is not None:
         expected = setting.check(argument)
@@ -102,6 +105,8 @@ def _value(setting: Setting, argument: Any, environ: Mapping[str, str]) -> Any:
     except ValueError:
         value, expected = None, setting.check(None)
     if expected:
-        logger.warning("%s must be %s; got %r, using %r", setting.variable, expected, text, setting.default)
+        if (setting.variable, text) not in _warned:
+            _warned.add((setting.variable, text))
+            logger.warning("%s must be %s; got %r, using %r", setting.variable, expected, text, setting.default)
         return setting.default
     return value

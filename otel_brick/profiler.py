@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -130,7 +131,7 @@ class BrickProfiler(Verbs, StatsReader):
         if not isinstance(bottleneck, BrickBottleneck):
             raise TypeError(f"bottleneck must be a BrickBottleneck, not {type(bottleneck).__name__}")
         registry = self._recorder.registry
-        index = registry.brick_index(registry.resolve_brick(name))
+        index = registry.brick_index(registry.resolve_brick(name, argument="name"))
         if index is None:
             raise KeyError(f"no brick {name!r} has been seen")
         self._bottlenecks[registry.brick_names[index]] = bottleneck
@@ -192,6 +193,7 @@ _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
 
 def _restart_in_child() -> None:
     for profiler in list(_profilers):
+        profiler._switch_lock = threading.Lock()  # pyright: ignore[reportPrivateUsage]
         profiler._recorder.restart_in_child()  # pyright: ignore[reportPrivateUsage]
         profiler._pipeline.restart_in_child()  # pyright: ignore[reportPrivateUsage]
 

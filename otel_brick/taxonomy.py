@@ -14,7 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class BrickCategory(IntEnum):
+class _Indexed(Enum):
+    """An enumeration that indexes sequences but equals no number.
+
+    Members are keys of hot dictionaries: `Enum` hashes in Python code, and members of an `IntEnum` would be found by
+    any equal number.
+    """
+
+    __hash__ = object.__hash__
+
+    def __index__(self) -> int:
+        return self.value
+
+
+class BrickCategory(_Indexed):
     """What a brick is for; its value is the index into `category_stats()`."""
 
     Norm = 0
@@ -24,8 +37,6 @@ class BrickCategory(IntEnum):
     Sparse = 4
     Fft = 5
     Solver = 6
-
-    __hash__ = int.__hash__
 
     @property
     def label(self) -> str:
@@ -41,7 +52,7 @@ class BrickCategory(IntEnum):
 _CATEGORY_LABELS = {"Ffn": "FFN", "Fft": "FFT"}
 
 
-class BrickId(IntEnum):
+class BrickId(_Indexed):
     """The known bricks, in the reference's order; the value is the brick's fixed index in every table."""
 
     RmsNorm = 0
@@ -67,9 +78,6 @@ class BrickId(IntEnum):
     LUFactorize = 20
     QRFactorize = 21
     SVDCompute = 22
-
-    # Enum hashes the member's name in Python code; brick() hashes an id on every call.
-    __hash__ = int.__hash__
 
     @property
     def category(self) -> BrickCategory:
@@ -105,7 +113,7 @@ _CATEGORY_OF = {
         (BrickCategory.Solver, BrickId.LUFactorize, BrickId.SVDCompute),
     )
     for brick in BrickId
-    if first <= brick <= last
+    if first.value <= brick.value <= last.value
 }
 
 BRICK_ALIASES: Mapping[str, BrickId] = MappingProxyType(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from opentelemetry.trace import Status, StatusCode
 
 from .. import semconv
 from ..taxonomy import SpanLevel
@@ -78,4 +81,22 @@ def count_attributes(level: SpanLevel, elements: int, read: int, written: int, l
         attributes[semconv.BRICK_IO_READ_SIZE] = read
     if written >= 0:
         attributes[semconv.BRICK_IO_WRITE_SIZE] = written
+    return attributes
+
+
+def failure(error: tuple[str, str]) -> Status:
+    """The status of a failed row: the message adds to `error.type`, the qualified class name."""
+    return Status(StatusCode.ERROR, error[1] or None)
+
+
+def limited(attributes: Attributes) -> Attributes:
+    """Apply the environment's span limits, which the SDK applies only to spans that it made itself."""
+    from opentelemetry.sdk.trace import SpanLimits
+
+    limits = SpanLimits()
+    count, length = limits.max_span_attributes, limits.max_span_attribute_length
+    if count is not None and len(attributes) > count:
+        attributes = dict(islice(attributes.items(), count))
+    if length is not None:
+        attributes = {key: value[:length] if isinstance(value, str) else value for key, value in attributes.items()}
     return attributes

@@ -135,8 +135,9 @@ def write(path: Path, content: str) -> None:
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".brick-")
+        # What UTF-8 cannot hold, half a surrogate pair in a name, becomes the JSON escape of itself.
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(content + "\n")
         umask = os.umask(0)
         os.umask(umask)

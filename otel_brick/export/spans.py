@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
-from itertools import islice
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from opentelemetry import trace
-from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode
+from opentelemetry.trace import NonRecordingSpan, SpanContext, Status
 
 from .. import semconv
 from ..record.batch import CUT, drop_detail
 from ..record.descriptors import NO_COUNT
 from ..taxonomy import SpanLevel, TimingSource
 from ..version import __version__
-from .attributes import Attributes, count_attributes, fixed_attributes, span_name
+from .attributes import Attributes, count_attributes, failure, fixed_attributes, limited, span_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,9 @@ logger = logging.getLogger("otel_brick")
 
 MAX_CHUNK: Final = 512
 """Spans handed over between two flushes: the default export batch, a quarter of the default queue."""
-FLUSH_TIMEOUT_MS: Final = 30_000
+FLUSH_TIMEOUT_S: Final = 30.0
+YIELD_SPANS: Final = 16
+YIELD_S: Final = 50e-6
 
 
 class SpanSink:
@@ -90,7 +92,7 @@ class SpanSink:
         try:
             span.set_attributes(attributes)
             if record.error is not None:
-                span.set_status(_failure(record.error))
+                span.set_status(failure(record.error))
             span.end(end_unix_ns)
         except Exception:
             logger.warning("a span processor failed on a step span", exc_info=True)
@@ -120,21 +122,22 @@ class SpanSink:
 
     def _pace(self) -> None:
         self._handed_over += 1
+        if self._handed_over % YIELD_SPANS == 0:
+            # Another thread gets the interpreter after 5 ms of asking, or at once when we sleep.
+            time.sleep(YIELD_S)
         if self._handed_over >= self._chunk:
-            self.flush(FLUSH_TIMEOUT_MS / 1000)
+            self.flush(FLUSH_TIMEOUT_S)
 
 
 class _Builder:
     """Builds the spans of one batch; what rows have in common is built once."""
 
     def __init__(self, recorder: Recorder, batch: Batch, ends: NDArray[np.int64]) -> None:
-        from opentelemetry.sdk.trace import SpanLimits
 
         self._descriptors = recorder.registry.descriptors
         self._batch = batch
         self._ends = ends
         self._ids = recorder.ids
-        self._limits = SpanLimits()
         self._fixed: dict[tuple[int, int], Attributes] = {}
         self._built: dict[tuple[int, ...], Attributes] = {}
 
@@ -162,7 +165,7 @@ class _Builder:
                 parent=contexts[above - rows.start] if above >= 0 else parent,
                 resource=tracer.resource,
                 attributes=self._attributes(row, errors),
-                status=Status() if error < 0 else _failure(errors[error]),
+                status=Status() if error < 0 else failure(errors[error]),
                 start_time=int(self._batch.start[row]) + record.offset_ns,
                 end_time=int(self._ends[row]) + record.offset_ns,
                 instrumentation_scope=scope,
@@ -183,7 +186,7 @@ class _Builder:
             )
             error = int(self._batch.error[row])
             if error >= 0:
-                span.set_status(_failure(errors[error]))
+                span.set_status(failure(errors[error]))
             contexts.append(span.get_span_context())
             span.end(int(self._ends[row]) + record.offset_ns)
             yield
@@ -215,21 +218,8 @@ class _Builder:
             attributes = fixed | count_attributes(descriptor.level, *counts)
             if error >= 0:
                 attributes[semconv.ERROR_TYPE] = errors[error][0]
-            attributes = self._built[key] = self._limited(attributes)
+            attributes = self._built[key] = limited(attributes)
         return attributes
-
-    def _limited(self, attributes: Attributes) -> Attributes:
-        """Apply the SDK's span limits, which it applies only to spans it made itself."""
-        count, length = self._limits.max_span_attributes, self._limits.max_span_attribute_length
-        if count is not None and len(attributes) > count:
-            attributes = dict(islice(attributes.items(), count))
-        if length is not None:
-            attributes = {key: value[:length] if isinstance(value, str) else value for key, value in attributes.items()}
-        return attributes
-
-
-def _failure(error: tuple[str, str]) -> Status:
-    return Status(StatusCode.ERROR, error[1] or None)
 
 
 def _stretched_ends(batch: Batch) -> NDArray[np.int64]:

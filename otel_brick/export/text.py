@@ -13,9 +13,11 @@ def summary(statistics: StatsReader) -> str:
     total = statistics.total_ns()
     coverage = statistics.coverage()
     lines = ["Brick profile"]
-    throughput = statistics.total_throughput() or 0.0
     unit = "tokens" if statistics.tokens() else "elements (no tokens given)"
-    lines.append(f"{statistics.total_tokens()} {unit}, {total / 1000:.2f} us of brick time, {throughput:.1f} tok/s")
+    lines.append(f"{statistics.total_tokens()} {unit}, {total / 1000:.2f} us of brick time")
+    rate = statistics.tokens_per_sec()
+    if rate is not None:
+        lines.append(f"{rate:.1f} tokens/s of step time")
     if coverage is not None:
         note = " - above 1: measured durations reach outside their steps" if coverage > 1 else ""
         lines.append(f"{statistics.step_count()} steps, bricks cover {coverage:.3f} of their time{note}")

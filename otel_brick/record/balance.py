@@ -71,11 +71,12 @@ def match(code: NDArray[np.int64]) -> Matched:
     return matched
 
 
-def match_lanes(code: NDArray[np.int64], heads: NDArray[np.int64]) -> Matched:
+def match_lanes(code: NDArray[np.int64], label: NDArray[np.int64], heads: NDArray[np.int64]) -> Matched:
     """Match any lanes in sequence, the well-formed ones at once and the others one by one.
 
     Args:
         code: shape (n,), n > 0.
+        label: shape (n,), not negative; an exit belongs to an entry of its own label.
         heads: where each lane begins; every lane has at least one event.
     """
     bounds = np.append(heads, len(code))
@@ -85,7 +86,7 @@ def match_lanes(code: NDArray[np.int64], heads: NDArray[np.int64]) -> Matched:
         good = np.flatnonzero(~bad[lane]) if bad.any() else np.arange(len(code))
         matched = match(code[good])
         entry, exit_ = good[matched.entry], good[matched.exit]
-        wrong = code[entry] != ~code[exit_]
+        wrong = label[entry] != label[exit_]
         if not wrong.any():
             break
         bad[lane[entry[wrong]]] = True
@@ -93,7 +94,10 @@ def match_lanes(code: NDArray[np.int64], heads: NDArray[np.int64]) -> Matched:
         return matched
     parts = [_moved(matched, good)]
     parts += [
-        _moved(repair(code[bounds[i] : bounds[i + 1]]), np.arange(int(bounds[i]), int(bounds[i + 1])))
+        _moved(
+            repair(code[bounds[i] : bounds[i + 1]], label[bounds[i] : bounds[i + 1]]),
+            np.arange(int(bounds[i]), int(bounds[i + 1])),
+        )
         for i in np.flatnonzero(bad)
     ]
     order = np.argsort(np.concatenate([part.entry for part in parts]), kind="stable")
@@ -118,29 +122,29 @@ def _moved(matched: Matched, positions: NDArray[np.int64]) -> Matched:
     )
 
 
-def repair(code: NDArray[np.int64]) -> Matched:
-    """Match one malformed lane: an exit closes the latest open entry of its site.
+def repair(code: NDArray[np.int64], label: NDArray[np.int64]) -> Matched:
+    """Match one malformed lane: an exit closes the latest open entry of its label.
 
-    A row that was not innermost when it closed hangs below the step (no parent); entries that no exit closes keep
-    their place.
+    A row that was not innermost when it closed hangs below the step (no parent), and what was open inside it goes to
+    its former parent; entries that no exit closes keep their place.
     """
     entries: list[int] = []
     exits: dict[int, int] = {}
     parents: dict[int, int] = {}
     out_of_order: set[int] = set()
-    open_of_site: dict[int, list[int]] = {}
+    open_of_label: dict[int, list[int]] = {}
     stack: list[int] = []
     closed_twice = 0
-    for position, value in enumerate(code.tolist()):
+    for position, (value, own) in enumerate(zip(code.tolist(), label.tolist(), strict=True)):
         while stack and stack[-1] in exits:
             stack.pop()
         if value >= 0:
             entries.append(position)
             parents[position] = stack[-1] if stack else -1
             stack.append(position)
-            open_of_site.setdefault(value, []).append(position)
+            open_of_label.setdefault(own, []).append(position)
             continue
-        candidates = open_of_site.get(~value)
+        candidates = open_of_label.get(own)
         if not candidates:
             closed_twice += 1
             continue
@@ -148,6 +152,7 @@ def repair(code: NDArray[np.int64]) -> Matched:
         exits[entry] = position
         if stack[-1] != entry:
             out_of_order.add(entry)
+            _release(entry, stack, parents, exits)
             parents[entry] = -1
     return Matched(
         np.array(entries, np.int64),
@@ -156,3 +161,12 @@ def repair(code: NDArray[np.int64]) -> Matched:
         np.array([entry in out_of_order for entry in entries], np.bool_),
         closed_twice,
     )
+
+
+def _release(entry: int, stack: list[int], parents: dict[int, int], exits: dict[int, int]) -> None:
+    """Hang what is open right inside an entry below the entry's parent."""
+    for inner in reversed(stack):
+        if parents[inner] == entry and inner not in exits:
+            parents[inner] = parents[entry]
+        if inner == entry:
+            return

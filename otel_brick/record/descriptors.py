@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -42,8 +43,13 @@ def count_argument(name: str, value: object) -> int:
     except TypeError:
         raise TypeError(f"{name} must be an integer, not {type(value).__name__} ({value!r})") from None
     if not 0 <= number <= MAX_COUNT:
-        raise ValueError(f"{name} must be from 0 to 2**63 - 1; got {number}")
+        raise ValueError(f"{name} must be from 0 to 2**63 - 1; got {_shown(number)}")
     return number
+
+
+def _shown(number: int) -> str:
+    """A number as text; one too long to read by its length, which Python can tell without printing it."""
+    return str(number) if number.bit_length() <= 128 else f"a number of {number.bit_length()} bits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +117,24 @@ class Registry:
         self.site_bytes_written = Column()
         self.site_layer = Column()
 
-    def resolve_brick(self, brick: object, *, exact: bool = False) -> BrickId | str:
+    def resolve_brick(self, brick: object, *, exact: bool = False, argument: str = "brick") -> BrickId | str:
         """Turn a `BrickId`, a name or an alias into the known brick or, for other strings, the name itself."""
         if isinstance(brick, BrickId):
             return brick
         if not isinstance(brick, str):
-            raise TypeError(f"brick must be a BrickId or a string, not {type(brick).__name__} ({brick!r})")
+            raise TypeError(f"{argument} must be a BrickId or a string, not {type(brick).__name__} ({brick!r})")
         if not brick:
-            raise ValueError("brick must not be an empty string")
+            raise ValueError(f"{argument} must not be an empty string")
         known = BrickId.lookup(brick, exact=exact)
         return brick if known is None else known
 
     def brick_index(self, brick: BrickId | str) -> int | None:
         """The statistics index of a known or already seen dynamic brick, else None."""
-        return int(brick) if isinstance(brick, BrickId) else self._brick_index.get(brick)
+        return brick.value if isinstance(brick, BrickId) else self._brick_index.get(brick)
 
-    def brick(self, brick: object, category: object = None, *, exact: bool = False) -> Descriptor:
+    def brick(
+        self, brick: object, category: object = None, *, exact: bool = False, argument: str = "brick"
+    ) -> Descriptor:
         """The descriptor of a brick, made on first use.
 
         Raises:
@@ -134,9 +142,9 @@ class Registry:
         """
         if category is not None and not isinstance(category, BrickCategory):
             raise TypeError(f"category must be a BrickCategory, not {type(category).__name__} ({category!r})")
-        resolved = self.resolve_brick(brick, exact=exact)
+        resolved = self.resolve_brick(brick, exact=exact, argument=argument)
         with self._lock:
-            index = int(resolved) if isinstance(resolved, BrickId) else self._dynamic(resolved, category)
+            index = resolved.value if isinstance(resolved, BrickId) else self._dynamic(resolved, category)
             name, own = self.brick_names[index], self.brick_categories[index]
         if category is not None and category is not own and name != OVERFLOW_NAME:
             raise ValueError(f"brick {name!r} has category {own.name}; got category {category.name}")
@@ -242,13 +250,14 @@ def _hash_argument(value: object) -> int:
     except TypeError:
         raise TypeError(f"ptx_hash must be an integer or 16 hexadecimal digits, not {value!r}") from None
     if not 0 <= number < 1 << 64:
-        raise ValueError(f"ptx_hash must be an unsigned 64-bit integer; got {number}")
+        raise ValueError(f"ptx_hash must be an unsigned 64-bit integer; got {_shown(number)}")
     return number
 
 
 def _dimensions(name: str, value: Any) -> tuple[int, int, int]:
-    if isinstance(value, str):
-        raise TypeError(f"{name} must be one to three integers, not a string ({value!r})")
+    if isinstance(value, (str, bytes, bytearray, Mapping, Set)):
+        kind = type(cast("object", value)).__name__
+        raise TypeError(f"{name} must be one to three integers, not {kind} ({value!r})")
     try:
         given = tuple(value)
     except TypeError:

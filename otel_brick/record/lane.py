@@ -14,6 +14,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextvars import Token
 
     from numpy.typing import NDArray
 
@@ -36,6 +37,10 @@ TAG_COMPRESSED: Final = TAG_LIMIT - 8
 """The bytes written are the compressed form of the bytes read."""
 TAG_COVERED: Final = TAG_LIMIT - 9
 """Nanoseconds of a still open row that its children in earlier blocks account for."""
+TAG_TIMER: Final = TAG_LIMIT - 10
+"""Which timer the entry or exit belongs to."""
+TAG_ABANDONED: Final = TAG_LIMIT - 11
+"""The exit of a timer that was thrown away without being stopped."""
 
 SPILL_LENGTH: Final = 4 * 4_096
 """Integers after which a lane's list becomes an array: 4,096 rows without tags."""
@@ -45,7 +50,7 @@ class Lane(list[int]):
     """The open log of one flow of one step."""
 
     # All lanes have one layout, because closing a lane changes its class.
-    __slots__ = ("__weakref__", "carry", "chunks", "depth", "number", "record", "recorder")
+    __slots__ = ("__weakref__", "carry", "chunks", "depth", "number", "record", "recorder", "token")
 
     record: StepRecord
     recorder: Recorder
@@ -58,6 +63,7 @@ class Lane(list[int]):
         self.depth = 0
         self.chunks: list[NDArray[np.int64]] = []
         self.carry: NDArray[np.int64] | None = None
+        self.token: Token[Lane] | None = None
 
     def complete(self, events: Sequence[int]) -> None:
         """Write a row whose entry and exit are both known."""

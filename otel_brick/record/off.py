@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +18,10 @@ class OffScope:
     __slots__ = ("_arguments", "_keywords", "_verb")
 
     def __init__(
-        self, verb: Callable[..., AbstractContextManager[Any]], arguments: tuple[Any, ...], **keywords: Any
+        self,
+        verb: Callable[..., AbstractContextManager[Any]],
+        arguments: tuple[Any, ...],
+        keywords: Mapping[str, Any],
     ) -> None:
         self._verb = verb
         self._arguments = arguments

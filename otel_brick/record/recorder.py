@@ -19,7 +19,7 @@ from .ids import IdSource
 from .lane import IdleLane, Lane, LooseLane, ShutLane
 from .losses import Losses
 from .step import StepRecord
-from .tracing import Attachments, Tracing, is_exported
+from .tracing import Attachments, Tracing, is_exported, reset
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +74,7 @@ class Recorder:
         self._pending: deque[Ended | Part] = deque()
         self._pending_rows = 0
         self._indexes = itertools.count()
+        self.timer_numbers = itertools.count()
 
     def open_step(self, phase: Phase, tokens: int) -> StepRecord:
         """A new record with its times anchored to the calendar and one lane, not yet current."""
@@ -91,7 +92,10 @@ class Recorder:
         with record.lock:
             for lane in record.lanes:
                 lane.__class__ = IdleLane
-        self._submit(record)
+        if isinstance(self._idle, ShutLane):
+            self._discard(record)
+        else:
+            self._submit(record)
 
     def open_lane(self, record: StepRecord) -> Lane:
         """A further lane of an open step."""
@@ -119,13 +123,14 @@ class Recorder:
         record.offset_ns = self.clock.unix() - record.start_ns
         with self._lock:
             self._open.add(record)
-        self.current.set(lane)
+        lane.token = self.current.set(lane)
         return lane
 
     def close_loose(self, lane: Lane) -> None:
         """End a loose lane, because nothing is open on it any more."""
         self.close_step(lane.record)
-        self.current.set(self._idle)
+        if self.current.get() is lane and (lane.token is None or not reset(self.current, lane.token)):
+            self.current.set(self._idle)
 
     def submit_partial(self, lane: Lane, chunks: list[NDArray[np.int64]]) -> None:
         """Hand over rows of an open step that has reached its limit."""
@@ -138,6 +143,12 @@ class Recorder:
             self._open.remove(record)
         rows = record.rows + sum(map(len, record.lanes)) // 4
         self._append(Ended(record, rows))
+
+    def _discard(self, record: StepRecord) -> None:
+        """End a step that was open when the profiler was shut down, without what it recorded."""
+        self.losses.add("already_shutdown", record.rows + sum(map(len, record.lanes)) // 4)
+        if record.span is not None:
+            record.span.end(record.end_ns + record.offset_ns)
 
     def _append(self, item: Ended | Part) -> None:
         with self._lock:
@@ -173,7 +184,11 @@ class Recorder:
         return "all" if record.recording else "unsampled"
 
     def shut(self) -> None:
-        """Count and drop what arrives outside open steps from now on."""
+        """Close what is open outside steps, and count and drop what arrives from now on."""
+        with self._lock:
+            loose = [record for record in self._open if record.loose]
+        for record in loose:
+            self.close_step(record)
         self._idle.__class__ = ShutLane
 
     def restart_in_child(self) -> None:

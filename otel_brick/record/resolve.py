@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .balance import Matched, match_lanes
 from .batch import COMPRESSED, CUT, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch
 from .intervals import union_ns
 from .lane import (
+    TAG_ABANDONED,
     TAG_BYTES_READ,
     TAG_BYTES_WRITTEN,
     TAG_COMPRESSED,
@@ -27,6 +28,7 @@ from .lane import (
     TAG_LAYER,
     TAG_LIMIT,
     TAG_SPAN,
+    TAG_TIMER,
     Lane,
 )
 from .recorder import Ended, Part
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from .descriptors import Registry
     from .losses import Losses
     from .step import StepRecord
+
+TIMER_SHIFT: Final = 32
+"""Bits of a label that hold the site; the number of a timer stands above them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class _Rows:
     lane_parent: NDArray[np.int32]
     """The parent on the same lane."""
     site: NDArray[np.int64]
+    timer: NDArray[np.int64]
+    """The number of the row's timer plus 1, 0 for none."""
     flags: NDArray[np.uint8]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -101,8 +108,11 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     tags = _Tags((np.cumsum(is_event) - 1)[at], code[at], value[at], block[at])
     if len(at):
         code, value, block = code[is_event], value[is_event], block[is_event]
-    rows = _rows(code, value, block, blocks, steps, registry, losses)
-    _apply(tags, rows)
+    label = np.where(code >= 0, code, ~code)
+    of_timer = (tags.kind == TAG_TIMER) & (tags.owner >= 0)
+    label[tags.owner[of_timer]] += tags.value[of_timer] + 1 << TIMER_SHIFT
+    rows = _rows(code, label, value, block, blocks, steps, registry, losses)
+    losses.add("left_open", _apply(tags, rows))
     if np.any(tags.kind == TAG_LANE):
         _join_lanes(tags, rows, code, block, blocks)
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
@@ -183,6 +193,7 @@ def _concatenate(blocks: list[_Block]) -> NDArray[np.int64]:
 
 def _rows(
     code: NDArray[np.int64],
+    label: NDArray[np.int64],
     value: NDArray[np.int64],
     block: NDArray[np.int32],
     blocks: list[_Block],
@@ -192,7 +203,7 @@ def _rows(
 ) -> _Rows:
     """Match the events and fill the columns with what sites know."""
     if len(code):
-        matched = match_lanes(code, np.flatnonzero(np.diff(block, prepend=-1)))
+        matched = match_lanes(code, label, np.flatnonzero(np.diff(block, prepend=-1)))
     else:
         none = np.empty(0, np.int64)
         matched = Matched(none, none, none, np.empty(0, np.bool_))
@@ -228,6 +239,7 @@ def _rows(
         parent=parent,
         lane_parent=parent,
         site=site,
+        timer=label[entry] >> TIMER_SHIFT,
         flags=flags,
         start=start,
         end=end,
@@ -241,10 +253,10 @@ def _rows(
     )
 
 
-def _apply(tags: _Tags, rows: _Rows) -> None:
-    """Write the values of tags into the rows whose entry or exit they follow."""
+def _apply(tags: _Tags, rows: _Rows) -> int:
+    """Write the values of tags into the rows whose entry or exit they follow; returns how many were abandoned."""
     if not len(tags.kind):
-        return
+        return 0
     row = rows.of_event[tags.owner]
     for kind, column in (
         (TAG_ELEMENTS, rows.elements),
@@ -258,6 +270,9 @@ def _apply(tags: _Tags, rows: _Rows) -> None:
         chosen = (tags.kind == kind) & (row >= 0)
         column[row[chosen]] = tags.value[chosen]
     rows.flags[row[(tags.kind == TAG_COMPRESSED) & (row >= 0)]] |= COMPRESSED
+    abandoned = row[(tags.kind == TAG_ABANDONED) & (row >= 0)]
+    rows.flags[abandoned] |= LEFT_OPEN
+    return len(abandoned)
 
 
 def _join_lanes(
@@ -329,6 +344,8 @@ def _carry(rows: _Rows, still_open: NDArray[np.int64]) -> NDArray[np.int64]:
         events += (int(rows.site[row]), int(rows.start[row]), TAG_COVERED, int(rows.covered[row]))
         if rows.layer[row] >= 0:
             events += (TAG_LAYER, int(rows.layer[row]))
+        if rows.timer[row]:
+            events += (TAG_TIMER, int(rows.timer[row]) - 1)
         if rows.span_id[row]:
             events += (TAG_SPAN, int(rows.span_id[row]))
     return np.array(events, np.int64)

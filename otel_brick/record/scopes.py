@@ -19,6 +19,7 @@ from .step import StepRecord, describe_error
 from .tracing import is_exported, reset
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from contextvars import Token
     from types import TracebackType
 
@@ -31,10 +32,11 @@ R = TypeVar("R")
 class StepScope:
     """One forward pass or training step: `with profiler.step(...) as step:`, or a decorator.
 
-    A scope is entered once; as a decorator each call gets a scope of its own.
+    A scope is entered once; as a decorator it asks for a new one at each call.
     """
 
     __slots__ = (
+        "_again",
         "_attributes",
         "_context_token",
         "_lane_token",
@@ -49,13 +51,15 @@ class StepScope:
     def __init__(
         self,
         recorder: Recorder,
+        again: Callable[[], AbstractContextManager[Any]],
         phase: Phase,
-        tokens: int | None,
+        tokens: int,
         parent: Context | None,
         links: list[Link],
         attributes: Mapping[str, Any],
     ) -> None:
         self._recorder = recorder
+        self._again = again
         self._phase = phase
         self._tokens = tokens
         self._parent = parent
@@ -67,9 +71,6 @@ class StepScope:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         return decorate(function, self._again)
-
-    def _again(self) -> StepScope:
-        return StepScope(self._recorder, self._phase, self._tokens, self._parent, self._links, self._attributes)
 
     def add_tokens(self, count: int) -> None:
         """Add to the tokens that this step has processed.
@@ -87,7 +88,7 @@ class StepScope:
         if self._record is not None:
             raise RuntimeError("a step scope can be entered once; call step() again")
         recorder = self._recorder
-        record = self._record = recorder.open_step(self._phase, self._tokens or 0)
+        record = self._record = recorder.open_step(self._phase, self._tokens)
         self._lane_token = recorder.current.set(record.lanes[0])
         started = recorder.tracing.start(
             f"step {self._phase.attribute_value}",

@@ -70,6 +70,10 @@ class StepRecord:
         self.recording = False
         self.dropped = 0
 
+    def error_at(self, index: int) -> tuple[str, str]:
+        """The error type and message behind the index of a row."""
+        return list(self.errors)[index]
+
     def fail(self, error: type[BaseException], value: object) -> tuple[int, ...]:
         """The tag that marks a row as failed; empty for the orderly end of a generator."""
         described = describe_error(error, value)

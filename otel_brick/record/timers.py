@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from .descriptors import count_argument
-from .lane import SPILL_LENGTH
+from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_TIMER, IdleLane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .lane import Lane
     from .recorder import Recorder
 
 MAX_ELAPSED_NS: Final = (1 << 62) - 1
@@ -20,18 +21,21 @@ class BrickTimer:
     """A brick that has been started; give it to `stop_brick` or `stop` exactly once.
 
     It belongs to the lane it was started on, whichever thread stops it. Started on a disabled profiler it is dead, and
-    stopping it does nothing.
+    stopping it does nothing. Thrown away without being stopped it counts as left open.
     """
 
-    __slots__ = ("_lane", "_leave", "_recorder")
+    __slots__ = ("_lane", "_leave", "_number", "_recorder")
 
     def __init__(self, recorder: Recorder, site: int | None) -> None:
         self._recorder = recorder
-        self._leave = 0 if site is None else ~site
-        self._lane = None
+        self._lane: Lane | None = None
+        self._leave = self._number = 0
         if site is not None:
-            self._lane = recorder.current.get().opened()
-            self._lane.extend((site, recorder.clock.now()))
+            self._leave = ~site
+            self._number = next(recorder.timer_numbers) & 0x7FFFFFFF
+            lane = recorder.current.get().opened()
+            lane.extend((site, recorder.clock.now(), TAG_TIMER, self._number))
+            self._lane = lane
 
     @property
     def running(self) -> bool:
@@ -43,11 +47,15 @@ class BrickTimer:
         now = self._recorder.clock.now()
         lane, self._lane = self._lane, None
         if lane is not None:
-            lane.extend((self._leave, now, *tags))
+            lane.extend((self._leave, now, TAG_TIMER, self._number, *tags))
             if len(lane) > SPILL_LENGTH:
                 lane.spill()
         elif self._leave:
             self._recorder.losses.add("closed_twice")
+
+    def __del__(self) -> None:
+        if self._lane is not None and not isinstance(self._lane, IdleLane):
+            self.stop((TAG_ABANDONED, 0))
 
 
 def elapsed_argument(elapsed: int | timedelta) -> int:

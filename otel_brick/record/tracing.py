@@ -33,7 +33,11 @@ def link_arguments(links: Iterable[LinkLike] | None) -> list[Link]:
     Raises:
         TypeError: for anything else, naming it.
     """
-    return [] if links is None else [_link(item) for item in links]
+    if links is None:
+        return []
+    if not isinstance(links, Iterable):
+        raise TypeError(f"links must be several spans or span contexts, not {type(links).__name__}")
+    return [_link(item) for item in links]
 
 
 def _link(item: object) -> Link:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from enum import Enum
+from functools import partial
+from typing import Any, Final, cast
 
 from .. import semconv
 from ..taxonomy import BrickCategory, BrickId, Phase, SpanLevel
@@ -30,15 +32,14 @@ MAX_HANDLES: Final = 1 << 17
 MAX_KERNEL_NAME: Final = 128
 
 
-class _Omitted(int):
-    """The default of counts: unlike None, nobody passes it by mistake, and type checkers see an integer."""
+class _Omitted(Enum):
+    """The default of counts: unlike None, nobody passes it by mistake, and it equals no number."""
 
-    def __repr__(self) -> str:
-        return "omitted"
+    omitted = "omitted"
 
 
-OMITTED: Final[int] = _Omitted(0)
-"""Stands for a count that is not given."""
+OMITTED: Final = cast("int", _Omitted.omitted)
+"""Stands for a count that is not given; to a type checker it is an integer like the others."""
 
 
 class Verbs:
@@ -49,7 +50,9 @@ class Verbs:
         self._enabled = False
         self._shut = False
         self._switch_lock = threading.Lock()
-        self._cache: dict[tuple[Any, ...], Handle] = {}
+        self._bricks: dict[tuple[Any, ...], Handle] = {}
+        self._layers: dict[tuple[Any, ...], Handle] = {}
+        self._kernels: dict[tuple[Any, ...], Handle] = {}
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
     def enable(self) -> None:
@@ -79,12 +82,22 @@ class Verbs:
         self._recorder.shut()
         return first
 
+    def _refuses(self) -> bool:
+        """Whether nothing is recorded now; counts what a profiler that is shut down refuses."""
+        if self._shut:
+            self._recorder.losses.add("already_shutdown")
+        return not self._enabled
+
+    def _off(self, verb: Callable[..., Any], *arguments: Any, **keywords: Any) -> OffScope:
+        self._refuses()
+        return OffScope(verb, arguments, keywords)
+
     def step(
         self,
         *,
         phase: Phase | str | None = None,
-        tokens: int | None = None,
-        batch_size: int | None = None,
+        tokens: int = OMITTED,
+        batch_size: int = OMITTED,
         links: Iterable[LinkLike] | None = None,
         parent: ParentLike | None = None,
         attributes: Mapping[str, Any] | None = None,
@@ -103,11 +116,8 @@ class Verbs:
             TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
         """
         if not self._enabled:
-            if self._shut:
-                self._recorder.losses.add("already_shutdown")
-            return OffScope(
+            return self._off(
                 self.step,
-                (),
                 phase=phase,
                 tokens=tokens,
                 batch_size=batch_size,
@@ -115,13 +125,25 @@ class Verbs:
                 parent=parent,
                 attributes=attributes,
             )
+        if attributes is not None and not isinstance(attributes, Mapping):
+            raise TypeError(f"attributes must be a mapping, not {type(attributes).__name__}")
         extra = {} if attributes is None else dict(attributes)
-        if batch_size is not None:
+        if batch_size is not OMITTED:
             extra[semconv.BRICK_BATCH_SIZE] = count_argument("batch_size", batch_size)
+        again = partial(
+            self.step,
+            phase=phase,
+            tokens=tokens,
+            batch_size=batch_size,
+            links=links,
+            parent=parent,
+            attributes=attributes,
+        )
         return StepScope(
             self._recorder,
+            again,
             Phase.of(phase),
-            None if tokens is None else count_argument("tokens", tokens),
+            0 if tokens is OMITTED else count_argument("tokens", tokens),
             parent_argument(parent),
             link_arguments(links),
             extra,
@@ -142,16 +164,16 @@ class Verbs:
             TypeError, ValueError: `index` is not a count, `type` not a string.
         """
         if not self._enabled:
-            return OffScope(self.layer, (index,), type=type)
-        handle = self._cache.get((SpanLevel.Layer, index, type)) if index.__class__ is int else None
-        if handle is not None:
-            return handle
+            return self._off(self.layer, index, type=type)
         if not isinstance(type, str):
             raise TypeError(f"type must be a string, not {type.__class__.__name__} ({type!r})")
+        handle = self._layers.get((index, type)) if index.__class__ is int else None
+        if handle is not None:
+            return handle
         number = count_argument("index", index)
         if number >= 1 << 31:
             raise ValueError(f"index must be below 2**31; got {number}")
-        return self._handle((SpanLevel.Layer, number, type), Descriptor(SpanLevel.Layer, type), layer=number)
+        return self._handle(self._layers, (number, type), Descriptor(SpanLevel.Layer, type), layer=number)
 
     def brick(
         self,
@@ -180,9 +202,9 @@ class Verbs:
             TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
         """
         if not self._enabled:
-            return OffScope(
+            return self._off(
                 self.brick,
-                (brick,),
+                brick,
                 elements=elements,
                 bytes_read=bytes_read,
                 bytes_written=bytes_written,
@@ -195,7 +217,10 @@ class Verbs:
             and (bytes_read is OMITTED or bytes_read.__class__ is int)
             and (bytes_written is OMITTED or bytes_written.__class__ is int)
         ):
-            handle = self._cache.get((brick, elements, bytes_read, bytes_written, category, exact))
+            try:
+                handle = self._bricks.get((brick, elements, bytes_read, bytes_written, category, exact))
+            except TypeError:  # not hashable, which define() has better words for
+                handle = None
             if handle is not None:
                 return handle
         return self.define(
@@ -225,9 +250,9 @@ class Verbs:
             TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
         """
         if not self._enabled:
-            return OffScope(
+            return self._off(
                 self.kernel,
-                (name,),
+                name,
                 ptx_hash=ptx_hash,
                 grid=grid,
                 block=block,
@@ -240,9 +265,9 @@ class Verbs:
             raise TypeError(f"name must be a string, not {type(name).__name__} ({name!r})")
         launch = launch_argument(ptx_hash, grid, block, shared_mem)
         counts = _counts(elements, bytes_read, bytes_written)
-        key = (SpanLevel.Kernel, name, launch, *counts)
-        return self._cache.get(key) or self._handle(
-            key, Descriptor(SpanLevel.Kernel, name[:MAX_KERNEL_NAME], launch=launch), *counts
+        key = (name, launch, *counts)
+        return self._kernels.get(key) or self._handle(
+            self._kernels, key, Descriptor(SpanLevel.Kernel, name[:MAX_KERNEL_NAME], launch=launch), *counts
         )
 
     def define(
@@ -265,10 +290,11 @@ class Verbs:
         counts = _counts(elements, bytes_read, bytes_written)
         key = (brick, *(OMITTED if count == NO_COUNT else count for count in counts), category, exact)
         descriptor = self._recorder.registry.brick(brick, category, exact=exact)
-        return self._cache.get(key) or self._handle(key, descriptor, *counts)
+        return self._bricks.get(key) or self._handle(self._bricks, key, descriptor, *counts)
 
     def _handle(
         self,
+        cache: dict[tuple[Any, ...], Handle],
         key: tuple[Any, ...],
         descriptor: Descriptor,
         elements: int = NO_COUNT,
@@ -290,8 +316,8 @@ class Verbs:
         with self._switch_lock:
             handle.switch(self._enabled or self._shut)
             self._handles.add(handle)
-        if not tail and len(self._cache) < MAX_HANDLES and descriptor.name != OVERFLOW_NAME:
-            self._cache[key] = handle
+        if not tail and len(cache) < MAX_HANDLES and descriptor.name != OVERFLOW_NAME:
+            cache[key] = handle
         return handle
 
     def start_brick(self, brick: BrickId) -> BrickTimer:
@@ -300,7 +326,7 @@ class Verbs:
         Raises:
             TypeError: not a `BrickId`; `start` takes names.
         """
-        if not self._enabled:
+        if self._refuses():
             return BrickTimer(self._recorder, None)
         if not isinstance(brick, BrickId):
             raise TypeError(f"brick must be a BrickId, not {type(brick).__name__}; start() takes names")
@@ -312,9 +338,9 @@ class Verbs:
         Raises:
             TypeError, ValueError: the name is not a string or empty.
         """
-        if not self._enabled:
+        if self._refuses():
             return BrickTimer(self._recorder, None)
-        return BrickTimer(self._recorder, self._bare_site(name, exact=exact))
+        return BrickTimer(self._recorder, self._bare_site(name, exact=exact, argument="name"))
 
     def stop(
         self,
@@ -329,6 +355,8 @@ class Verbs:
         Raises:
             TypeError, ValueError: a count is not an integer from 0 to 2**63 - 1; the timer goes on then.
         """
+        if not isinstance(timer, BrickTimer):
+            raise TypeError(f"timer must be a BrickTimer, not {type(timer).__name__} ({timer!r})")
         timer.stop(_tags(*_counts(elements, bytes_read, bytes_written)) if timer.running else ())
 
     stop_brick = stop
@@ -348,11 +376,11 @@ class Verbs:
         Raises:
             TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
         """
-        if not self._enabled:
+        if self._refuses():
             return
         nanoseconds = elapsed_argument(elapsed)
         tags = _tags(*_counts(elements, bytes_read, bytes_written))
-        self._complete(self._bare_site(name, category), nanoseconds, tags)
+        self._complete(self._bare_site(name, category, argument="name"), nanoseconds, tags)
 
     def record_elapsed_with_bytes(
         self,
@@ -367,7 +395,7 @@ class Verbs:
         Raises:
             TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
         """
-        if not self._enabled:
+        if self._refuses():
             return
         nanoseconds = elapsed_argument(elapsed)
         tags = _tags(
@@ -375,7 +403,7 @@ class Verbs:
             count_argument("input_bytes", input_bytes),
             count_argument("output_bytes", output_bytes),
         )
-        self._complete(self._bare_site(name), nanoseconds, (*tags, TAG_COMPRESSED, 1))
+        self._complete(self._bare_site(name, argument="name"), nanoseconds, (*tags, TAG_COMPRESSED, 1))
 
     def add_tokens(self, count: int) -> None:
         """Add to the tokens of the current step; outside every step nothing is counted.
@@ -383,7 +411,7 @@ class Verbs:
         Raises:
             TypeError, ValueError: `count` is not an integer from 0 to 2**63 - 1.
         """
-        if not self._enabled:
+        if self._refuses():
             return
         number = count_argument("count", count)
         lane = self._recorder.current.get()
@@ -391,9 +419,17 @@ class Verbs:
             with lane.record.lock:
                 lane.record.tokens += number
 
-    def _bare_site(self, brick: BrickId | str, category: BrickCategory | None = None, *, exact: bool = False) -> int:
+    def _bare_site(
+        self,
+        brick: BrickId | str,
+        category: BrickCategory | None = None,
+        *,
+        exact: bool = False,
+        argument: str = "brick",
+    ) -> int:
         registry = self._recorder.registry
-        return registry.bare_site(registry.descriptor(registry.brick(brick, category, exact=exact)))
+        described = registry.brick(brick, category, exact=exact, argument=argument)
+        return registry.bare_site(registry.descriptor(described))
 
     def _complete(self, site: int, elapsed_ns: int, tags: tuple[int, ...]) -> None:
         end = self._recorder.clock.now()

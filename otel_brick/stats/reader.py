@@ -53,13 +53,13 @@ class StatsReader(ABC):
     def _tables(self) -> AbstractContextManager[Tables]:
         """The tables, unchanged while the context is open."""
 
-    def stats(self, name: str, *, phase: Phase | str | None = None, exact: bool = False) -> BrickStats | None:
+    def stats(self, name: BrickId | str, *, phase: Phase | str | None = None, exact: bool = False) -> BrickStats | None:
         """A brick's statistics by name or alias, over all phases or in one; None without samples."""
+        wanted = tuple(Phase) if phase is None else (Phase.of(phase),)
+        known = name if isinstance(name, BrickId) else BrickId.lookup(name, exact=exact) or name
         with self._tables() as tables:
-            known = BrickId.lookup(name, exact=exact)
-            wanted = tuple(Phase) if phase is None else (Phase.of(phase),)
             try:
-                index = tables.bricks.names.index(name if known is None else known.name)
+                index = tables.bricks.names.index(known.name if isinstance(known, BrickId) else known)
             except ValueError:
                 return None
             found = self._brick(tables, index, wanted)
@@ -74,7 +74,7 @@ class StatsReader(ABC):
         if not isinstance(brick, BrickId):
             raise TypeError(f"brick must be a BrickId, not {type(brick).__name__}; stats() takes names")
         with self._tables() as tables:
-            return self._brick(tables, brick)
+            return self._brick(tables, brick.value)
 
     def all_brick_stats(self) -> list[BrickStats]:
         """All bricks with samples: the known ones by index, then the dynamic ones by first use."""
@@ -163,7 +163,7 @@ class StatsReader(ABC):
         """`total_tokens()` per second of brick time; None without brick time."""
         with self._tables():
             total = self.total_ns()
-            return self.total_tokens() * 1e9 / total if total else None
+            return self.total_tokens() / (total / 1e9) if total else None
 
     def tokens_per_sec(self) -> float | None:
         """Tokens given to steps per second of step time; None without tokens."""
@@ -202,7 +202,13 @@ class Statistics(StatsReader):
         """The sum of these statistics, in any order and grouping the same; none of them changes.
 
         Where two of them state a bottleneck for one brick, the first one's is kept.
+
+        Raises:
+            TypeError: something else than `Statistics` was given.
         """
+        for other in others:
+            if not isinstance(other, Statistics):
+                raise TypeError(f"only Statistics can be merged, not {type(other).__name__}; take a snapshot()")
         own = copy.deepcopy(self._own)
         bottlenecks = dict(own.bottlenecks)
         for other in others:

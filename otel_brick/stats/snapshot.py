@@ -55,7 +55,7 @@ class BrickStats:
     @property
     def avg_us(self) -> float | None:
         """Mean inclusive duration, microseconds."""
-        return _ratio(self.total_ns / 1000, self.count)
+        return self.total_ns / self.count / 1000 if self.count else None
 
     @property
     def min_us(self) -> float | None:
@@ -105,7 +105,7 @@ class BrickStats:
     @property
     def throughput(self) -> float | None:
         """Elements per second of inclusive time; None without elements."""
-        return _ratio(self.total_elements * 1e9, self.total_ns) if self.total_elements else None
+        return _ratio(self.total_elements, self.total_ns / 1e9) if self.total_elements else None
 
     @property
     def total_bytes(self) -> int:
@@ -144,12 +144,12 @@ class CategoryStats:
     @property
     def avg_us(self) -> float | None:
         """Mean exclusive duration, microseconds."""
-        return _ratio(self.total_ns / 1000, self.count)
+        return self.total_ns / self.count / 1000 if self.count else None
 
     @property
     def throughput(self) -> float | None:
         """Elements per second of exclusive time; None without elements."""
-        return _ratio(self.total_elements * 1e9, self.total_ns) if self.total_elements else None
+        return _ratio(self.total_elements, self.total_ns / 1e9) if self.total_elements else None
 
     def percentage(self, total_ns: float) -> float:
         """Share of a total, in percent; 0.0 for a total of 0.
@@ -201,7 +201,7 @@ def category_stats(bricks: Iterable[BrickStats]) -> list[CategoryStats]:
     """Sum bricks into their categories; the list is indexed by `BrickCategory`."""
     groups: list[list[BrickStats]] = [[] for _ in BrickCategory]
     for brick in bricks:
-        groups[brick.category].append(brick)
+        groups[brick.category.value].append(brick)
     return [
         CategoryStats(
             category,

@@ -127,13 +127,15 @@ class Table:
 
     def _adopt(self, names: list[str], categories: list[BrickCategory]) -> NDArray[np.int64]:
         """Know these bricks too; returns their indexes here."""
-        if self.names != names[: len(self.names)] or len(names) > len(self.names):
+        if self.names != names or self.categories != categories:
             known = {name: index for index, name in enumerate(self.names)}
             for name, category in zip(list(names), list(categories), strict=False):
                 if name not in known:
                     known[name] = len(self.names)
                     self.names.append(name)
                     self.categories.append(category)
+                elif self.categories[known[name]] is not category:
+                    self.categories[known[name]] = _settled(self.categories[known[name]], category)
             self._grow(len(self.names))
             return np.array([known[name] for name in names], np.int64)
         return np.arange(len(names))
@@ -171,6 +173,12 @@ class Table:
         self._give_layers(int(layer.max()) + 1)
         np.add.at(self.layer_count, (layer, brick), 1)
         np.add.at(self.layer_ns, (layer, brick), duration[known])
+
+
+def _settled(one: BrickCategory, other: BrickCategory) -> BrickCategory:
+    """The category of a brick that two programs put into different ones: `Other` gives way, then the smaller index."""
+    given = [category for category in (one, other) if category is not BrickCategory.Other]
+    return min(given, key=lambda category: category.value)
 
 
 def _columns(bricks: int) -> dict[str, NDArray[Any]]:

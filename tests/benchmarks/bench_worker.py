@@ -3,14 +3,14 @@
 Method
 ------
 Process time of `Pipeline.collect`, which resolves the logs of ended steps and adds them to the statistics, divided by
-the rows. No worker runs: the benchmark collects by itself, so that nothing else counts. All bricks are flat and have an
-element count. Big: one step of 300,000 rows, its limit raised. Small: steps of 3 rows, 100,000 of them at full scale over
-all rounds, collected whenever the worker would be woken (1,024 rows), or in backlogs of 30,000 rows. Between the two:
-steps of 1,000 rows, one at a time. In all of these OpenTelemetry is suppressed, so steps have no span.
+the rows. No worker runs: the benchmark collects by itself, so that nothing else is measured. All bricks are flat and
+have an element count. Big: one step of 300,000 rows, its limit raised. Small: steps of 3 rows, 100,000 of them in all
+rounds together, collected as soon as the worker would be woken (`COALESCE_ROWS`), or in backlogs of 30,000 rows.
+Between the two: steps of 1,000 rows, one at a time. OpenTelemetry is suppressed in all of these, so steps have no span.
 
-The step's own span is quoted apart: process time from before `step()` until its span has been ended, by step of 3 bricks,
-without a span, with one of an SDK provider that exports nothing, and with one that is exported to bytes. The peer is a
-bare `start_as_current_span` of the same providers. Here the worker runs.
+The step's own span is quoted apart: process time from the beginning of a step of 3 bricks until its span has ended,
+by step, for steps without a span, with one of an SDK provider that exports nothing, and with one that is exported to
+bytes. The peers are bare `start_as_current_span`s of the same providers with as many attributes. Here the worker runs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from otel_brick import BrickId, BrickProfiler
 from otel_brick.pipeline import COALESCE_ROWS
+from otel_brick.record.handles import Handle
 
 BIG = 300_000
 SMALL = 3
@@ -84,7 +85,7 @@ def _collected(steps: int, rows: int, batches: int) -> float:
     return spent / counted
 
 
-def _step(profiler: BrickProfiler, handles: list, rows: int) -> None:
+def _step(profiler: BrickProfiler, handles: list[Handle], rows: int) -> None:
     first, second, third = handles
     with profiler.step(phase="decode"):
         for _ in range(rows // 3):

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -191,8 +190,8 @@ def environment() -> dict[str, object]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "load": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.platform})",
+        "system": platform.system(),
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "versions": {package: _version(package) for package in PACKAGES},
     }
 

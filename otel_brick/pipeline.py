@@ -18,12 +18,14 @@ import numpy as np
 
 from .record.batch import drop_detail
 from .record.resolve import resolve
+from .stats.exemplars import Exemplars
 from .stats.steps import StepTable
 from .stats.table import Table
 
 if TYPE_CHECKING:
+    from .export.detail import DetailPolicy
     from .record.batch import Batch
-    from .record.recorder import Recorder
+    from .record.recorder import Ended, Part, Recorder
 
 logger = logging.getLogger("otel_brick")
 
@@ -39,8 +41,6 @@ MAX_QUEUED_ROWS: Final = 1 << 18
 
 class BatchSink(Protocol):
     """What the worker exports to."""
-
-    def wants(self, batch: Batch) -> bool: ...
 
     def export(self, batch: Batch) -> None: ...
 
@@ -59,15 +59,15 @@ class _Flush:
 class Pipeline:
     """Moves rows from a recorder to the statistics and to a sink."""
 
-    def __init__(self, recorder: Recorder, sink: BatchSink) -> None:
+    def __init__(self, recorder: Recorder, detail: DetailPolicy, sink: BatchSink) -> None:
         self._recorder = recorder
+        self._detail = detail
         self._sink = sink
         self._renew()
         recorder.notify = self._notify
 
     def _renew(self) -> None:
-        self.table = Table()
-        self.steps = StepTable()
+        self._forget()
         self.lock = threading.RLock()
         self._wake = threading.Event()
         self._full = threading.Event()
@@ -77,6 +77,11 @@ class Pipeline:
         self._start_lock = threading.Lock()
         self._worker: threading.Thread | None = None
         self._stopping = False
+
+    def _forget(self) -> None:
+        self.table = Table()
+        self.steps = StepTable()
+        self.exemplars = Exemplars()
 
     def restart_in_child(self) -> None:
         """After a fork: start empty; the worker starts again with the first step."""
@@ -113,17 +118,23 @@ class Pipeline:
         with self.lock:
             while items := self._recorder.take(MAX_BATCH_ROWS):
                 try:
-                    batch = resolve(items, self._recorder.registry, self._recorder.losses)
-                    self.table.add(batch, self._recorder.registry)
-                    self.steps.add(batch, self._recorder.registry)
+                    self._apply(items)
                 except Exception:
                     logger.exception("rows could not be resolved")
                     self._recorder.losses.add("encode_error", sum(item.rows for item in items))
-                    continue
-                if self._sink.wants(batch):
-                    self._queue.append(batch)
-                    self._queued_rows += len(batch)
             self._shorten_queue()
+
+    def _apply(self, items: list[Ended | Part]) -> None:
+        registry = self._recorder.registry
+        batch = resolve(items, registry, self._recorder.losses)
+        rows = self._detail.select(batch, registry.descriptor_level.data[batch.descriptor], self.steps)
+        self.table.add(batch, registry)
+        self.steps.add(batch, registry, self._recorder.clock.now())
+        if batch.ended and any(record.span is not None or record.recording for record in batch.steps):
+            detail = batch.only(rows).with_ids(self._recorder.ids.span_ids(len(rows)))
+            self.exemplars.add(detail, registry)
+            self._queue.append(detail)
+            self._queued_rows += len(detail)
 
     def _shorten_queue(self) -> None:
         for position, batch in enumerate(self._queue):
@@ -131,14 +142,13 @@ class Pipeline:
                 break
             self._queued_rows -= len(batch)
             drop_detail(batch, np.arange(len(batch)), "queue_full", self._recorder.losses)
-            self._queue[position] = batch.without_rows()
+            self._queue[position] = batch.only(np.empty(0, np.intp))
 
     def reset(self) -> None:
         """Forget all statistics, those of ended steps that were not read yet included."""
         with self.lock:
             self.collect()
-            self.table = Table()
-            self.steps = StepTable()
+            self._forget()
 
     def flush(self, timeout_s: float) -> bool:
         """Let the worker export everything that has ended and flush the provider; False if that takes too long."""

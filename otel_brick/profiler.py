@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config import Config
 from .export import pmat, text
+from .export.detail import DetailPolicy
 from .export.spans import SpanSink
 from .pipeline import Pipeline
 from .record.clock import Clock
@@ -67,7 +68,8 @@ class BrickProfiler(Verbs, StatsReader):
             }
         )
         super().__init__(Recorder(self.config, clock or Clock(), Tracing(tracer_provider)))
-        self._pipeline = Pipeline(self._recorder, SpanSink(self._recorder))
+        detail_policy = DetailPolicy(self.config, self._recorder.losses)
+        self._pipeline = Pipeline(self._recorder, detail_policy, SpanSink(self._recorder))
         self._bottlenecks: dict[str, BrickBottleneck] = {}
         self._l2_cache_hit_rate: float | None = None
         self._zero_copy = False

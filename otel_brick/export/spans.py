@@ -17,7 +17,6 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, Status
 
 from .. import semconv
-from ..record.batch import CUT, drop_detail
 from ..record.descriptors import NO_COUNT
 from ..taxonomy import SpanLevel, TimingSource
 from ..version import __version__
@@ -51,16 +50,8 @@ class SpanSink:
         self._chunk = _chunk_size()
         self._handed_over = 0
 
-    @staticmethod
-    def wants(batch: Batch) -> bool:
-        """Whether anything in a batch leaves as a span."""
-        return any(record.span is not None or record.recording for record in batch.steps)
-
     def export(self, batch: Batch) -> None:
         """End the steps of a batch and send their rows; losses are counted and nothing is raised."""
-        if not batch.ended:
-            drop_detail(batch, np.flatnonzero(batch.flags & CUT), "log_full", self._recorder.losses)
-            return
         ends = _stretched_ends(batch)
         bounds = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
         builder = _Builder(self._recorder, batch, ends)
@@ -81,7 +72,7 @@ class SpanSink:
     def _end_step(self, record: StepRecord, span: Span, end_unix_ns: int) -> None:
         attributes: Attributes = {
             semconv.BRICK_TIMING_SOURCE: TimingSource.Host.attribute_value,
-            semconv.BRICK_DETAIL_REASON: self._recorder.detail_reason(record),
+            semconv.BRICK_DETAIL_REASON: record.reason,
         }
         if record.tokens:
             attributes[semconv.BRICK_TOKEN_COUNT] = min(record.tokens, (1 << 63) - 1)
@@ -137,7 +128,6 @@ class _Builder:
         self._descriptors = recorder.registry.descriptors
         self._batch = batch
         self._ends = ends
-        self._ids = recorder.ids
         self._fixed: dict[tuple[int, int], Attributes] = {}
         self._built: dict[tuple[int, ...], Attributes] = {}
 
@@ -149,12 +139,10 @@ class _Builder:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         scope = InstrumentationScope(semconv.SCOPE_NAME, __version__)
-        ids = self._ids.span_ids(len(rows))
-        own = self._batch.span_id[rows.start : rows.stop]
-        chosen: list[int] = np.where(own != 0, own, ids).tolist()
+        ids: list[int] = self._batch.span_id[rows.start : rows.stop].tolist()
         contexts: list[SpanContext] = []
         errors = list(record.errors)
-        for row, span_id in zip(rows, chosen, strict=True):
+        for row, span_id in zip(rows, ids, strict=True):
             context = SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state)
             contexts.append(context)
             above = int(self._batch.parent[row])

@@ -70,11 +70,34 @@ class Batch:
     def __len__(self) -> int:
         return len(self.start)
 
-    def without_rows(self) -> Batch:
-        """The same steps without any row."""
+    def with_ids(self, ids: NDArray[np.uint64]) -> Batch:
+        """The same rows; those without a span id take theirs from `ids`, shape (n,)."""
+        return replace(self, span_id=np.where(self.span_id != 0, self.span_id, ids))
+
+    def only(self, rows: NDArray[np.intp]) -> Batch:
+        """The same steps with some of the rows, in ascending order; their parents are the nearest that are left."""
+        kept = np.zeros(len(self), np.bool_)
+        kept[rows] = True
+        number = np.append(np.where(kept, np.cumsum(kept, dtype=np.int32) - 1, -1), -1).astype(np.int32)
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         del columns["steps"], columns["ended"]
-        return replace(self, **{name: column[:0].copy() for name, column in columns.items()})
+        chosen = {name: column[rows] for name, column in columns.items()}
+        above = np.append(nearest(self.parent, kept), np.int32(-1))
+        chosen["parent"] = number[above[self.parent[rows]]]
+        chosen["brick_parent"] = number[self.brick_parent[rows]]
+        return replace(self, **chosen)
+
+
+def nearest(parent: NDArray[np.int32], stop: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """For each row the nearest of itself and its ancestors where `stop` is true, -1 for none."""
+    count = len(parent)
+    up = np.where(stop, np.arange(count, dtype=np.int32), parent)
+    up = np.append(up, np.int32(-1))
+    while True:
+        further = up[up]
+        if np.array_equal(further, up):
+            return up[:-1]
+        up = further
 
 
 def drop_detail(batch: Batch, rows: NDArray[np.int64], reason: str, losses: Losses) -> None:

@@ -11,7 +11,7 @@ logger = logging.getLogger("otel_brick")
 REASONS: Final = {
     "log_full": "span detail dropped: the step's log reached its limit",
     "queue_full": "span detail dropped: the export queue was full",
-    "trace_cap": "span detail dropped: the trace has its maximum of rows",
+    "trace_cap": "span detail dropped: the step or its trace has its maximum of rows",
     "encode_error": "spans dropped: they could not be built or encoded",
     "export_failed": "spans dropped: the exporter refused them",
     "already_shutdown": "rows dropped: the profiler is shut down",

@@ -64,7 +64,6 @@ class Recorder:
         self.registry = Registry(self.losses)
         self.attach_context = config.attach_context
         self.attachments = Attachments(self.ids)
-        self.detail = config.detail != "none" or config.attach_context
         self.row_limit = max(MIN_ROW_LIMIT, config.max_rows_per_step)
         self.notify: Callable[[int], None] = lambda rows: None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
@@ -113,7 +112,7 @@ class Recorder:
         """
         record = StepRecord(Phase.Other, loose=True)
         span = trace.get_current_span()
-        if self.detail and is_exported(span) and (before.loose or before.parent != span.get_span_context()):
+        if is_exported(span) and (before.loose or before.parent != span.get_span_context()):
             record.recording = True
             record.parent = span.get_span_context()
             record.tracer = self.tracing.tracer
@@ -176,12 +175,6 @@ class Recorder:
                     break
             self._pending_rows -= rows
         return taken
-
-    def detail_reason(self, record: StepRecord) -> str:
-        """The value of `brick.detail.reason` of a step: why it has rows below it, or why not."""
-        if not self.detail:
-            return "none"
-        return "all" if record.recording else "unsampled"
 
     def shut(self) -> None:
         """Close what is open outside steps, and count and drop what arrives from now on."""

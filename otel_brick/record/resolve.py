@@ -14,7 +14,7 @@ import numpy as np
 
 from ..taxonomy import SpanLevel, TimingSource
 from .balance import Matched, match_lanes
-from .batch import COMPRESSED, CUT, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch
+from .batch import COMPRESSED, CUT, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch, nearest
 from .intervals import union_ns
 from .lane import (
     TAG_ABANDONED,
@@ -150,6 +150,7 @@ def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], list[_Bloc
     blocks: list[_Block] = []
     for step, item in enumerate(items):
         if isinstance(item, Part):
+            item.lane.record.handed_over = True
             steps.append(item.lane.record)
             _add_block(blocks, item.lane, step, [*item.chunks], partial=True)
             continue
@@ -301,30 +302,18 @@ def _join_lanes(
             rows.parent[own][roots] = parent
 
 
-def _nearest(parent: NDArray[np.int32], stop: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """For each row the nearest of itself and its ancestors where `stop` is true, -1 for none."""
-    count = len(parent)
-    up = np.where(stop, np.arange(count, dtype=np.int32), parent)
-    up = np.append(up, np.int32(-1))
-    while True:
-        further = up[up]
-        if np.array_equal(further, up):
-            return up[:-1]
-        up = further
-
-
 def _layers(rows: _Rows) -> NDArray[np.int32]:
     """The index of the layer that each row is or lies in."""
     is_layer = rows.layer >= 0
     if not is_layer.any():
         return np.full(len(is_layer), -1, np.int32)
-    nearest = _nearest(rows.parent, is_layer)
-    return np.where(nearest >= 0, rows.layer[nearest], -1).astype(np.int32)
+    above = nearest(rows.parent, is_layer)
+    return np.where(above >= 0, rows.layer[above], -1).astype(np.int32)
 
 
 def _measure(rows: _Rows, is_brick: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Add to each brick what the bricks directly below it cover; returns the nearest brick above each row."""
-    below = _nearest(rows.lane_parent, is_brick)
+    below = nearest(rows.lane_parent, is_brick)
     brick_parent = np.where(rows.lane_parent >= 0, below[rows.lane_parent], -1).astype(np.int32)
     child = np.flatnonzero(is_brick & (brick_parent >= 0) & (rows.flags & OPEN == 0))
     parent = brick_parent[child]

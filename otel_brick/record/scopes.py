@@ -105,7 +105,8 @@ class StepScope:
         if started is not None:
             record.tracer, record.span = started
             record.parent = record.span.get_span_context()
-            record.recording = recorder.detail and is_exported(record.span)
+            record.recording = is_exported(record.span)
+            record.root = not trace.get_current_span(self._parent).get_span_context().is_valid
             self._context_token = otel_context.attach(trace.set_span_in_context(record.span, self._parent))
         return self
 

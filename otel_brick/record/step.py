@@ -27,8 +27,11 @@ class StepRecord:
         offset_ns: what has to be added to monotonic time to get Unix time, fixed when the step began.
         span: the step's own span, ended by the span sink; None for loose bricks and with tracing suppressed.
         parent: the context of the span that rows without another parent belong to.
+        root: whether the step's span begins a trace.
+        reason: the value of `brick.detail.reason`, decided after the step.
         recording: whether rows become spans; statistics are kept in any case.
         errors: (error type, message) to index.
+        handed_over: whether rows were resolved before the step ended, because it reached its row limit.
         dropped: rows whose span detail was dropped before the step ended.
     """
 
@@ -38,6 +41,7 @@ class StepRecord:
         "end_ns",
         "error",
         "errors",
+        "handed_over",
         "index",
         "lanes",
         "lock",
@@ -45,7 +49,9 @@ class StepRecord:
         "offset_ns",
         "parent",
         "phase",
+        "reason",
         "recording",
+        "root",
         "rows",
         "span",
         "start_ns",
@@ -69,6 +75,9 @@ class StepRecord:
         self.tracer: Tracer | None = None
         self.recording = False
         self.dropped = 0
+        self.handed_over = False
+        self.reason = ""
+        self.root = False
 
     def error_at(self, index: int) -> tuple[str, str]:
         """The error type and message behind the index of a row."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .recorder import Recorder
 
-MAX_ELAPSED_NS: Final = (1 << 62) - 1
+MAX_ELAPSED_NS: Final = (1 << 53) - 1
 
 
 class BrickTimer:
@@ -63,7 +63,7 @@ def elapsed_argument(elapsed: int | timedelta) -> int:
 
     Raises:
         TypeError: for floats and everything else.
-        ValueError: for negative durations and those of 2**62 ns (146 years) and more.
+        ValueError: for negative durations and those of 2**53 ns (104 days) and more.
     """
     if isinstance(elapsed, timedelta):
         number = (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000_000 + elapsed.microseconds * 1_000
@@ -72,5 +72,5 @@ def elapsed_argument(elapsed: int | timedelta) -> int:
     else:
         number = count_argument("elapsed", elapsed)
     if number > MAX_ELAPSED_NS:
-        raise ValueError(f"elapsed must be below 2**62 ns; got {number}")
+        raise ValueError(f"elapsed must be below 2**53 ns (104 days); got {number}")
     return number

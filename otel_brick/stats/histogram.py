@@ -42,15 +42,15 @@ def explicit_bucket_of(duration_ns: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.searchsorted(EXPLICIT_UPPER_NS, duration_ns)
 
 
-def quantile(counts: NDArray[np.int64], q: float, low_ns: int, high_ns: int) -> float | None:
-    """The duration in nanoseconds below which the share `q` of the samples lies.
+def percentile(counts: NDArray[np.int64], percent: float, low_ns: int, high_ns: int) -> float | None:
+    """The duration in nanoseconds at or below which `percent` of the samples lie.
 
     Within a bucket samples are taken as evenly spread; the smallest and largest duration seen bound the result, so a
     bucket's width of 2.2 % bounds the error.
 
     Args:
         counts: shape (BUCKETS,).
-        q: from 0 to 1.
+        percent: from 0 to 100.
 
     Returns:
         None without samples.
@@ -58,12 +58,13 @@ def quantile(counts: NDArray[np.int64], q: float, low_ns: int, high_ns: int) -> 
     total = int(counts.sum())
     if not total:
         return None
-    rank = q * total
+    rank = percent * total / 100
     upto = np.cumsum(counts)
     bucket = int(np.searchsorted(upto, rank))
     while bucket < BUCKETS - 1 and not counts[bucket]:
         bucket += 1
     below = float(UPPER_NS[bucket - 1]) if bucket else 0.0
     share = (rank - float(upto[bucket] - counts[bucket])) / float(counts[bucket])
-    value = below + (float(UPPER_NS[bucket]) - below) * share
+    above = float(UPPER_NS[bucket]) if bucket < BUCKETS - 1 else float(high_ns)
+    value = below + (above - below) * share
     return min(max(value, float(low_ns)), float(high_ns))

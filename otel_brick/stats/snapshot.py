@@ -89,7 +89,7 @@ class BrickStats:
             raise ValueError(f"percent must be from 0 to 100; got {percent!r}")
         if self.min_ns is None or self.max_ns is None:
             return None
-        value = histogram.quantile(self._grid, percent / 100, self.min_ns, self.max_ns)
+        value = histogram.percentile(self._grid, percent, self.min_ns, self.max_ns)
         return None if value is None else value / 1000
 
     @property

@@ -30,8 +30,13 @@ class StepTable:
     Attributes:
         columns: by name, shape (phases,): `count`, `failures`, `wall_ns`, `tokens`, and `union_ns`, the nanoseconds
             of a step in which at least one brick was open on any lane; `explicit`, shape (phases, 14), counts in the
-            explicit metric buckets; `grid`, shape (phases, BUCKETS).
+            explicit metric buckets; `grid`, shape (phases, BUCKETS). Over all phases: `finalize_count`,
+            `finalize_ns`, shape (1,), and `finalize_explicit`, shape (15,), the time from a step's end until it was
+            counted.
         lane_union_ns, lane_wall_ns: shape (MAX_LANES,), covered time and step time by the lane's number in its step.
+
+    A step that has handed rows over early counts as covered where its own lane is: what its other lanes covered at the
+    same time is not known any more.
     """
 
     def __init__(self) -> None:
@@ -41,11 +46,18 @@ class StepTable:
         self.columns |= {name: np.zeros(PHASES, np.int64) for name in ("count", "failures")}
         self.columns["explicit"] = np.zeros((PHASES, len(EXPLICIT_UPPER_NS) + 1), np.int64)
         self.columns["grid"] = np.zeros((PHASES, histogram.BUCKETS), np.int64)
-        self.lane_union_ns: NDArray[np.int64] = np.zeros(MAX_LANES, np.int64)
-        self.lane_wall_ns: NDArray[np.int64] = np.zeros(MAX_LANES, np.int64)
+        self.columns["finalize_count"] = np.zeros(1, np.int64)
+        self.columns["finalize_ns"] = np.full(1, 0, object)
+        self.columns["finalize_explicit"] = np.zeros(len(histogram.EXPLICIT_UPPER_NS) + 1, np.int64)
+        self.lane_union_ns: NDArray[np.object_] = np.full(MAX_LANES, 0, object)
+        self.lane_wall_ns: NDArray[np.object_] = np.full(MAX_LANES, 0, object)
 
-    def add(self, batch: Batch, registry: Registry) -> None:
-        """Count the steps of a batch and what their bricks cover."""
+    def add(self, batch: Batch, registry: Registry, now_ns: int) -> None:
+        """Count the steps of a batch and what their bricks cover.
+
+        Args:
+            now_ns: monotonic time, for how long the steps have waited since they ended.
+        """
         in_step = np.array([not step.loose for step in batch.steps], np.bool_)
         if not in_step.any():
             return
@@ -53,7 +65,12 @@ class StepTable:
         wall = np.array([step.end_ns - step.start_ns for step in batch.steps], np.int64)
         if batch.ended:
             self._add_ended(batch, in_step, phase, wall)
-        self._add_coverage(batch, registry, in_step, phase, wall)
+            ends = np.array([step.end_ns for step in batch.steps], np.int64)[in_step]
+            waited = np.maximum(now_ns - ends, 0)
+            self.columns["finalize_count"] += len(waited)
+            self.columns["finalize_ns"] += int(waited.sum())
+            np.add.at(self.columns["finalize_explicit"], histogram.explicit_bucket_of(waited), 1)
+        self._add_coverage(batch, registry, in_step, phase)
 
     def _add_ended(
         self,
@@ -72,33 +89,27 @@ class StepTable:
         for value in np.unique(phases).tolist():
             columns["wall_ns"][value] += int(walls[phases == value].sum())
             columns["tokens"][value] += int(tokens[phases == value].sum())
+        lanes = np.array([min(len(step.lanes), MAX_LANES) for step in steps], np.int64)
+        for number in range(int(lanes.max())):
+            self.lane_wall_ns[number] += int(walls[lanes > number].sum())
         np.add.at(columns["explicit"], (phases, np.searchsorted(EXPLICIT_UPPER_NS, walls)), 1)
         np.add.at(columns["grid"], (phases, histogram.bucket_of(walls)), 1)
 
     def _add_coverage(
-        self,
-        batch: Batch,
-        registry: Registry,
-        in_step: NDArray[np.bool_],
-        phase: NDArray[np.int64],
-        wall: NDArray[np.int64],
+        self, batch: Batch, registry: Registry, in_step: NDArray[np.bool_], phase: NDArray[np.int64]
     ) -> None:
         brick = registry.descriptor_brick.data[batch.descriptor]
         rows = np.flatnonzero(
             (brick >= 0) & (batch.brick_parent < 0) & (batch.flags & (LEFT_OPEN | OPEN) == 0) & in_step[batch.step]
         )
-        if not len(rows):
-            return
-        step, start, end = batch.step[rows], batch.start[rows], batch.end[rows]
-        steps, covered = union_ns(step, start, end)
+        lanes, covered = union_ns(batch.lane[rows], batch.start[rows], batch.end[rows])
+        first = rows[np.searchsorted(batch.lane[rows], lanes)]
+        np.add.at(self.lane_union_ns, np.minimum(batch.lane_number[first], MAX_LANES - 1), covered.astype(object))
+        handed_over = np.array([step.handed_over for step in batch.steps], np.bool_)
+        rows = rows[(batch.lane_number[rows] == 0) | ~handed_over[batch.step[rows]]]
+        steps, covered = union_ns(batch.step[rows], batch.start[rows], batch.end[rows])
         for value in np.unique(phase[steps]).tolist():
             self.columns["union_ns"][value] += int(covered[phase[steps] == value].sum())
-        lanes, lane_covered = union_ns(batch.lane[rows], start, end)
-        first = rows[np.searchsorted(batch.lane[rows], lanes)]
-        number = np.minimum(batch.lane_number[first], MAX_LANES - 1)
-        np.add.at(self.lane_union_ns, number, lane_covered)
-        if batch.ended:
-            np.add.at(self.lane_wall_ns, number, wall[batch.step[first]])
 
     def merge(self, other: StepTable) -> None:
         """Add another table to this one."""

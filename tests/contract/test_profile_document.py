@@ -87,8 +87,8 @@ def with_hard_names(profiler: BrickProfiler, time: ManualClock) -> None:
 def with_huge_counts(profiler: BrickProfiler, time: ManualClock) -> None:
     most = (1 << 63) - 1
     for _ in range(3):
-        profiler.record_elapsed("Huge", (1 << 62) - 1, most, bytes_read=most, bytes_written=most)
-    profiler.record_elapsed_with_bytes("Packed", (1 << 62) - 1, most, most, most)
+        profiler.record_elapsed("Huge", (1 << 53) - 1, most, bytes_read=most, bytes_written=most)
+    profiler.record_elapsed_with_bytes("Packed", (1 << 53) - 1, most, most, most)
     profiler.record_elapsed("Instant", 0, most, bytes_read=most)
 
 
@@ -305,16 +305,16 @@ def test_names_come_back_from_the_document_as_they_were_given(profiler: BrickPro
 def test_sums_beyond_64_bits_are_exact_in_the_document(profiler: BrickProfiler) -> None:
     most = (1 << 63) - 1
     for _ in range(5):
-        profiler.record_elapsed("B", (1 << 62) - 1, most, bytes_read=most, bytes_written=most)
+        profiler.record_elapsed("B", (1 << 53) - 1, most, bytes_read=most, bytes_written=most)
 
     content = document(profiler)
 
     (brick,) = content["bricks"]
     assert [brick[key] for key in ("total_ns", "total_elements", "total_bytes", "min_ns", "max_ns")] == [
-        *(5 * ((1 << 62) - 1), 5 * most, 10 * most),
-        *((1 << 62) - 1, (1 << 62) - 1),
+        *(5 * ((1 << 53) - 1), 5 * most, 10 * most),
+        *((1 << 53) - 1, (1 << 53) - 1),
     ]
-    assert (content["total_tokens"], content["total_ns"]) == (5 * most, 5 * ((1 << 62) - 1))
+    assert (content["total_tokens"], content["total_ns"]) == (5 * most, 5 * ((1 << 53) - 1))
 
 
 @SHAPES

@@ -1,4 +1,4 @@
-"""Life of a profiler: on and off at run time, decorators, flush and shutdown, exit, import, fork, and being forgotten."""
+"""Life of a profiler: on and off, decorators, flush and shutdown, exit, import, fork, and being forgotten."""
 
 from __future__ import annotations
 

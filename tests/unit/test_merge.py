@@ -144,7 +144,7 @@ samples = st.builds(
 steps = st.builds(
     Step,
     phase=st.sampled_from((None, Phase.Prefill, Phase.Decode, Phase.Other)),
-    tokens=st.integers(0, 1 << 62),
+    tokens=st.integers(0, 1 << 53),
     samples=st.lists(samples, max_size=5).map(tuple),
     idle_ns=st.integers(0, 1_000),
 )

@@ -31,9 +31,9 @@ logger = logging.getLogger("otel_brick")
 
 EXIT_TIMEOUT_S: Final = 10.0
 COALESCE_S: Final = 0.2
-COALESCE_ROWS: Final = 1_024
+COALESCE_ROWS: Final = 8_192
 MAX_BATCH_ROWS: Final = 131_072
-MAX_PENDING_ROWS: Final = 1 << 20
+MAX_PENDING_ROWS: Final = 1 << 17
 """Rows that may wait for the worker; beyond it, whoever ends a step resolves them itself."""
 MAX_QUEUED_ROWS: Final = 1 << 18
 """Resolved rows that may wait for the exporter; beyond it, the oldest batches lose their span detail."""

@@ -72,7 +72,7 @@ class DetailPolicy:
         if not any(record.span is not None or record.recording for record in batch.steps):
             return np.empty(0, np.intp)
         slow = self._slow_ns(batch, steps)
-        bounds = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
+        bounds: list[int] = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
         kept: list[NDArray[np.intp]] = []
         for number, record in enumerate(batch.steps):
             own = np.arange(bounds[number], bounds[number + 1])

@@ -7,7 +7,7 @@ closed twice or closed out of order is walked event by event.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -33,6 +33,12 @@ class Matched:
     closed_twice: int = 0
 
 
+def _depth(code: NDArray[np.int64]) -> NDArray[np.int32]:
+    """How many rows are open after each event."""
+    # The sign bit, shifted, is -1 for exits; cheaper than a choice.
+    return np.cumsum(((code >> 63) * 2 + 1).astype(np.int8), dtype=np.int32)
+
+
 def unbalanced(code: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which lanes have an exit without an entry, or entries left over.
 
@@ -40,32 +46,40 @@ def unbalanced(code: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.
         code: shape (n,), the sites of entries and the inverted sites of exits of all lanes in sequence.
         heads: where each lane begins; every lane has at least one event.
     """
-    step = np.where(code >= 0, np.int64(1), np.int64(-1))
-    depth = np.cumsum(step)
-    before = depth[heads] - step[heads]
-    tails = np.append(heads[1:], len(code)) - 1
-    return (depth[tails] != before) | (np.minimum.reduceat(depth, heads) < before)
+    return _unbalanced(_depth(code), heads)
 
 
-def match(code: NDArray[np.int64]) -> Matched:
+def _unbalanced(depth: NDArray[np.int32], heads: NDArray[np.int64]) -> NDArray[np.bool_]:
+    ends = depth[np.append(heads[1:], len(depth)) - 1]
+    before = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
+    return (ends != before) | (np.minimum.reduceat(depth, heads) < before)
+
+
+def match(code: NDArray[np.int64], depth: NDArray[np.int32] | None = None) -> Matched:
     """Match balanced lanes in sequence.
 
-    At any depth entries and exits alternate, so a stable sort by depth puts each exit right behind its entry. Whether
-    the two name the same site is for the caller to check.
+    At any depth entries and exits alternate, so a stable sort by depth puts each exit right behind its entry, and the
+    children of one parent one behind the other; the first of them is the one whose entry follows its parent's. Whether
+    an entry and its exit have the same label is for the caller to check.
     """
-    step = np.where(code >= 0, np.int64(1), np.int64(-1))
-    level = np.cumsum(step)
-    level[code < 0] += 1
-    narrow = level.astype(np.int16) if len(level) and level.max() < 1 << 15 else level
-    order = np.argsort(narrow, kind="stable")
+    if depth is None:
+        depth = _depth(code)
+    is_exit = code < 0
+    level = depth + is_exit
+    order = np.argsort(level.astype(np.int16) if len(level) and level.max() < 1 << 15 else level, kind="stable")
     entry, exit_ = order[0::2], order[1::2]
-    key = level[entry] * len(code) + entry
-    above = np.searchsorted(key, key - len(code)) - 1
-    parent = np.where(level[entry] > 1, entry[above], -1)
-    row = (np.cumsum(code >= 0) - 1)[entry]
-    matched = Matched(
-        np.flatnonzero(code >= 0), np.empty_like(entry), np.empty_like(parent), np.zeros(len(entry), np.bool_)
-    )
+    count = len(entry)
+    entries = np.flatnonzero(~is_exit)
+    matched = Matched(entries, np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count, np.bool_))
+    roots = int(np.count_nonzero(level[entries] == 1))
+    parent = np.full(count, -1, np.int64)
+    if roots < count:
+        nested = entry[roots:]
+        first = np.maximum.accumulate(np.where(is_exit[nested - 1], 0, np.arange(count - roots)))
+        parent[roots:] = nested[first] - 1
+    rank = np.empty(len(code), np.int32)
+    rank[entries] = np.arange(count, dtype=np.int32)
+    row = rank[entry]
     matched.exit[row] = exit_
     matched.parent[row] = parent
     return matched
@@ -79,26 +93,32 @@ def match_lanes(code: NDArray[np.int64], label: NDArray[np.int64], heads: NDArra
         label: shape (n,), not negative; an exit belongs to an entry of its own label.
         heads: where each lane begins; every lane has at least one event.
     """
-    bounds = np.append(heads, len(code))
-    lane = np.repeat(np.arange(len(heads)), np.diff(bounds))
-    bad = unbalanced(code, heads)
+    depth = _depth(code)
+    bad = _unbalanced(depth, heads)
+    if not bad.any():
+        matched = match(code, depth)
+        wrong = label[matched.entry] != label[matched.exit]
+        if not wrong.any():
+            return matched
+        bad[np.searchsorted(heads, matched.entry[wrong], side="right") - 1] = True
+    ends = np.append(heads, len(code))
+    lane = np.repeat(np.arange(len(heads)), np.diff(ends))
+    bounds: list[int] = ends.tolist()
     while True:
-        good = np.flatnonzero(~bad[lane]) if bad.any() else np.arange(len(code))
+        good = np.flatnonzero(~bad[lane])
         matched = match(code[good])
         entry, exit_ = good[matched.entry], good[matched.exit]
         wrong = label[entry] != label[exit_]
         if not wrong.any():
             break
         bad[lane[entry[wrong]]] = True
-    if not bad.any():
-        return matched
     parts = [_moved(matched, good)]
     parts += [
         _moved(
             repair(code[bounds[i] : bounds[i + 1]], label[bounds[i] : bounds[i + 1]]),
-            np.arange(int(bounds[i]), int(bounds[i + 1])),
+            np.arange(bounds[i], bounds[i + 1]),
         )
-        for i in np.flatnonzero(bad)
+        for i in cast("list[int]", np.flatnonzero(bad).tolist())
     ]
     order = np.argsort(np.concatenate([part.entry for part in parts]), kind="stable")
     return Matched(

@@ -24,8 +24,9 @@ def union_ns(
     """
     if not len(group):
         return group, np.empty(0, np.int64)
-    order = np.argsort(group, kind="stable")
-    group, start, end = group[order], start[order], end[order]
+    if np.any(group[1:] < group[:-1]):
+        order = np.argsort(group, kind="stable")
+        group, start, end = group[order], start[order], end[order]
     first = np.empty(len(group), np.bool_)
     first[0] = True
     np.not_equal(group[1:], group[:-1], out=first[1:])
@@ -39,6 +40,16 @@ def union_ns(
     length = np.maximum(np.maximum.reduceat(end, heads) - base, 0)
     shift = (np.cumsum(length) - length - base)[number]
     start, end = start + shift, end + shift
-    reached = np.maximum.accumulate(np.concatenate(((0,), end[:-1])))
-    covered = np.maximum(end - np.maximum(start, reached), 0)
+    reached = np.maximum.accumulate(end)
+    begin = np.empty_like(start)
+    begin[0] = start[0]
+    np.maximum(start[1:], reached[:-1], out=begin[1:])
+    covered = np.maximum(end - begin, 0)
     return group[heads], np.add.reduceat(covered, heads)
+
+
+def heads_of(key: NDArray[np.integer]) -> NDArray[np.intp]:
+    """Where runs of equal keys begin."""
+    first = np.ones(len(key), np.bool_)
+    np.not_equal(key[1:], key[:-1], out=first[1:])
+    return np.flatnonzero(first)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from opentelemetry import trace
 
@@ -30,17 +30,21 @@ if TYPE_CHECKING:
 MIN_ROW_LIMIT: Final = 65_536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ended:
     """A step that has closed; its lanes hold its rows."""
+
+    alone: ClassVar[bool] = False
 
     record: StepRecord
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """The earlier rows of a lane whose step is still open but has reached its limit."""
+
+    alone: ClassVar[bool] = True
 
     lane: Lane
     chunks: list[NDArray[np.int64]]
@@ -163,15 +167,15 @@ class Recorder:
         """
         taken: list[Ended | Part] = []
         rows = 0
+        pending = self._pending
         with self._lock:
-            while self._pending and rows < max_rows:
-                alone = isinstance(self._pending[0], Part)
-                if alone and taken:
+            while pending and rows < max_rows:
+                item = pending[0]
+                if item.alone and taken:
                     break
-                item = self._pending.popleft()
-                taken.append(item)
+                taken.append(pending.popleft())
                 rows += item.rows + 1
-                if alone:
+                if item.alone:
                     break
             self._pending_rows -= rows
         return taken

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
@@ -46,15 +46,19 @@ TIMER_SHIFT: Final = 32
 """Bits of a label that hold the site; the number of a timer stands above them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """The part of one lane that goes into a batch."""
+@dataclass(slots=True)
+class _Blocks:
+    """The parts of lanes that go into a batch; a list entry for each part."""
 
-    lane: Lane
-    step: int
+    lanes: list[Lane]
+    steps: list[int]
+    """Index of the part's step."""
+    sizes: list[int]
+    """Numbers in the part."""
     pieces: list[Sequence[int] | NDArray[np.int64]]
-    numbers: int
+    """All numbers of all parts, in sequence; more than one piece for a part that was spilled."""
     partial: bool
+    """There is one part, and its step is still open."""
 
 
 @dataclass(slots=True)
@@ -102,13 +106,14 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
     code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
-    block = np.repeat(np.arange(len(blocks), dtype=np.int32), np.array([b.numbers // 2 for b in blocks], np.int64))
-    is_event = code > TAG_LIMIT
-    at = np.flatnonzero(~is_event)
-    tags = _Tags((np.cumsum(is_event) - 1)[at], code[at], value[at], block[at])
+    block = np.repeat(np.arange(len(blocks.lanes), dtype=np.int32), np.array(blocks.sizes, np.int64) // 2)
+    at = np.flatnonzero(code < TAG_LIMIT)
+    # Each tag's owner is the event before it: its own position less the tags up to and including it.
+    tags = _Tags(at - np.arange(1, len(at) + 1), code[at], value[at], block[at])
     if len(at):
+        is_event = code > TAG_LIMIT
         code, value, block = code[is_event], value[is_event], block[is_event]
-    label = np.where(code >= 0, code, ~code)
+    label = code ^ (code >> 63)  # ~code for exits
     of_timer = (tags.kind == TAG_TIMER) & (tags.owner >= 0)
     label[tags.owner[of_timer]] += tags.value[of_timer] + 1 << TIMER_SHIFT
     rows = _rows(code, label, value, block, blocks, steps, registry, losses)
@@ -117,14 +122,13 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
         _join_lanes(tags, rows, code, block, blocks)
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
-    for number, part in enumerate(blocks):
-        if part.partial:
-            part.lane.carry = _carry(rows, np.flatnonzero((rows.block == number) & (rows.flags & OPEN != 0)))
-    step_of_block = np.array([b.step for b in blocks], np.int32)
-    number_of_block = np.array([b.lane.number for b in blocks], np.int32)
+    if blocks.partial:
+        blocks.lanes[0].carry = _carry(rows, np.flatnonzero(rows.flags & OPEN))
+    step_of_block = np.array(blocks.steps, np.int32)
+    number_of_block = np.array([lane.number for lane in blocks.lanes], np.int32)
     return Batch(
         steps=steps,
-        ended=not any(b.partial for b in blocks),
+        ended=not blocks.partial,
         step=step_of_block[rows.block],
         lane=rows.block,
         lane_number=number_of_block[rows.block],
@@ -145,50 +149,43 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     )
 
 
-def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], list[_Block]]:
-    steps: list[StepRecord] = []
-    blocks: list[_Block] = []
-    for step, item in enumerate(items):
-        if isinstance(item, Part):
-            item.lane.record.handed_over = True
-            steps.append(item.lane.record)
-            _add_block(blocks, item.lane, step, [*item.chunks], partial=True)
-            continue
-        steps.append(item.record)
-        for lane in item.record.lanes:
-            if lane.chunks:
-                _add_block(blocks, lane, step, [*lane.chunks, lane], partial=False)
-                lane.chunks = []
-            elif lane or lane.carry is not None:
-                _add_block(blocks, lane, step, [lane], partial=False)
-    return steps, blocks
-
-
-def _add_block(
-    blocks: list[_Block],
-    lane: Lane,
-    step: int,
-    pieces: list[Sequence[int] | NDArray[np.int64]],
-    *,
-    partial: bool,
-) -> None:
-    if lane.carry is not None:
-        pieces.insert(0, lane.carry)
+def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], _Blocks]:
+    if isinstance(items[0], Part):  # a part comes alone
+        part = items[0]
+        lane = part.lane
+        lane.record.handed_over = True
+        chunks = part.chunks if lane.carry is None else [lane.carry, *part.chunks]
         lane.carry = None
-    blocks.append(_Block(lane, step, pieces, sum(map(len, pieces)), partial))
+        return [lane.record], _Blocks([lane], [0], [sum(map(len, chunks))], [*chunks], True)
+    records = [item.record for item in cast("Sequence[Ended]", items)]
+    blocks = _Blocks([], [], [], [], False)
+    lanes, steps, sizes, pieces = blocks.lanes, blocks.steps, blocks.sizes, blocks.pieces
+    for step, record in enumerate(records):
+        for lane in record.lanes:
+            size = len(lane)
+            if lane.chunks or lane.carry is not None:
+                arrays = lane.chunks if lane.carry is None else [lane.carry, *lane.chunks]
+                lane.chunks, lane.carry = [], None
+                size += sum(map(len, arrays))
+                pieces += arrays
+            elif not size:
+                continue
+            pieces.append(lane)
+            lanes.append(lane)
+            steps.append(step)
+            sizes.append(size)
+    return records, blocks
 
 
-def _concatenate(blocks: list[_Block]) -> NDArray[np.int64]:
-    """All numbers of all blocks; the lists they came from are emptied."""
-    pieces = [piece for block in blocks for piece in block.pieces]
-    if all(isinstance(piece, list) for piece in pieces):
-        total = sum(block.numbers for block in blocks)
-        flat = np.fromiter(chain.from_iterable(pieces), np.int64, total)
+def _concatenate(blocks: _Blocks) -> NDArray[np.int64]:
+    """All numbers of all parts; the lists they came from are emptied."""
+    if len(blocks.pieces) == len(blocks.lanes) and not blocks.partial:  # lists only
+        flat = np.fromiter(chain.from_iterable(blocks.pieces), np.int64, sum(blocks.sizes))
     else:
-        flat = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
-    for block in blocks:
-        if not block.partial:
-            block.lane.clear()
+        flat = np.concatenate([np.asarray(piece, np.int64) for piece in blocks.pieces])
+    if not blocks.partial:
+        for lane in blocks.lanes:
+            lane.clear()
     return flat
 
 
@@ -197,7 +194,7 @@ def _rows(
     label: NDArray[np.int64],
     value: NDArray[np.int64],
     block: NDArray[np.int32],
-    blocks: list[_Block],
+    blocks: _Blocks,
     steps: list[StepRecord],
     registry: Registry,
     losses: Losses,
@@ -219,15 +216,13 @@ def _rows(
     losses.add("out_of_order", int(np.count_nonzero(matched.out_of_order)))
     losses.add("closed_twice", matched.closed_twice)
     end = value[matched.exit] if count else start
-    if any(b.partial for b in blocks):
-        partial = np.array([b.partial for b in blocks])[row_block]
-        flags |= np.where(partial, np.where(closed, np.uint8(CUT), np.uint8(OPEN)), np.uint8(0))
-        end = np.where(partial & ~closed, np.iinfo(np.int64).max, end)
-        closed |= partial
-    if not closed.all():
+    if blocks.partial:
+        flags |= np.where(closed, np.uint8(CUT), np.uint8(OPEN))
+        end = np.where(closed, end, np.iinfo(np.int64).max)
+    elif not closed.all():
         losses.add("left_open", int(np.count_nonzero(~closed)))
         flags[~closed] |= LEFT_OPEN
-        step_end = np.array([steps[b.step].end_ns for b in blocks], np.int64)
+        step_end = np.array([steps[step].end_ns for step in blocks.steps], np.int64)
         end = np.where(closed, end, np.maximum(step_end[row_block], start))
     backwards = end < start
     if backwards.any():
@@ -276,27 +271,24 @@ def _apply(tags: _Tags, rows: _Rows) -> int:
     return len(abandoned)
 
 
-def _join_lanes(
-    tags: _Tags, rows: _Rows, code: NDArray[np.int64], block: NDArray[np.int32], blocks: list[_Block]
-) -> None:
+def _join_lanes(tags: _Tags, rows: _Rows, code: NDArray[np.int64], block: NDArray[np.int32], blocks: _Blocks) -> None:
     """Hang each further lane below the row that was innermost where the lane was opened."""
     rows.parent = np.copy(rows.lane_parent)
     parent_of: dict[tuple[int, int], int] = {}
     for at in np.flatnonzero(tags.kind == TAG_LANE).tolist():
         owner, number = int(tags.owner[at]), int(tags.block[at])
-        opener = blocks[number]
         if owner >= 0 and block[owner] == number:
             row = int(rows.of_event[owner])
             parent = row if code[owner] >= 0 or row < 0 else int(rows.lane_parent[row])
         else:
             parent = -1
         if parent < 0:
-            parent = parent_of.get((opener.step, opener.lane.number), -1)
-        parent_of[opener.step, int(tags.value[at])] = parent
-    first = np.searchsorted(rows.block, np.arange(len(blocks) + 1))
-    for number, opened in enumerate(blocks):
-        parent = parent_of.get((opened.step, opened.lane.number), -1)
-        if parent >= 0 and opened.lane.number > 0:
+            parent = parent_of.get((blocks.steps[number], blocks.lanes[number].number), -1)
+        parent_of[blocks.steps[number], int(tags.value[at])] = parent
+    first = np.searchsorted(rows.block, np.arange(len(blocks.lanes) + 1))
+    for number, (step, lane) in enumerate(zip(blocks.steps, blocks.lanes, strict=True)):
+        parent = parent_of.get((step, lane.number), -1)
+        if parent >= 0 and lane.number > 0:
             own = slice(first[number], first[number + 1])
             roots = (rows.lane_parent[own] < 0) & (rows.flags[own] & OUT_OF_ORDER == 0)
             rows.parent[own][roots] = parent

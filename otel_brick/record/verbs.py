@@ -37,6 +37,9 @@ class _Omitted(Enum):
 
     omitted = "omitted"
 
+    # Enum hashes in Python code; brick() hashes this on every call.
+    __hash__ = object.__hash__
+
 
 OMITTED: Final = cast("int", _Omitted.omitted)
 """Stands for a count that is not given; to a type checker it is an integer like the others."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import semconv
 from ..record.batch import LEFT_OPEN, OPEN, Batch
-from ..record.intervals import union_ns
+from ..record.intervals import heads_of, union_ns
 from . import histogram
 from .table import PHASES
 
@@ -102,14 +102,18 @@ class StepTable:
         rows = np.flatnonzero(
             (brick >= 0) & (batch.brick_parent < 0) & (batch.flags & (LEFT_OPEN | OPEN) == 0) & in_step[batch.step]
         )
-        lanes, covered = union_ns(batch.lane[rows], batch.start[rows], batch.end[rows])
-        first = rows[np.searchsorted(batch.lane[rows], lanes)]
-        np.add.at(self.lane_union_ns, np.minimum(batch.lane_number[first], MAX_LANES - 1), covered.astype(object))
-        handed_over = np.array([step.handed_over for step in batch.steps], np.bool_)
-        rows = rows[(batch.lane_number[rows] == 0) | ~handed_over[batch.step[rows]]]
-        steps, covered = union_ns(batch.step[rows], batch.start[rows], batch.end[rows])
+        step, start, end = batch.step[rows], batch.start[rows], batch.end[rows]
+        lane, first = batch.lane[rows], heads_of(batch.lane[rows])
+        shared = np.array([record.handed_over and len(record.lanes) > 1 for record in batch.steps], np.bool_)
+        own = (batch.lane_number[rows] == 0) | ~shared[step] if shared.any() else slice(None)
+        steps, covered = union_ns(step[own], start[own], end[own])
         for value in np.unique(phase[steps]).tolist():
             self.columns["union_ns"][value] += int(covered[phase[steps] == value].sum())
+        # Where each step has one lane with bricks, a lane covers what its step does.
+        lane_covered = covered if len(first) == len(steps) else union_ns(lane, start, end)[1]
+        number = np.minimum(batch.lane_number[rows[first]], MAX_LANES - 1)
+        for value in np.unique(number).tolist():
+            self.lane_union_ns[value] += int(lane_covered[number == value].sum())
 
     def merge(self, other: StepTable) -> None:
         """Add another table to this one."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..record.batch import COMPRESSED, LEFT_OPEN, OPEN, Batch
+from ..record.intervals import heads_of
 from ..taxonomy import BrickCategory, BrickId, Phase, TimingSource
 from . import histogram
 
@@ -77,29 +78,36 @@ class Table:
         key = brick * PHASES + phase_of_step[batch.step[rows]]
         order = np.argsort(key.astype(np.uint16), kind="stable")
         rows, key = rows[order], key[order]
-        heads = np.flatnonzero(np.diff(key, prepend=-1))
+        heads = heads_of(key)
         keys = key[heads]
         duration = batch.end[rows] - batch.start[rows]
         columns = self.columns
-        columns["count"][keys] += np.diff(np.append(heads, len(rows)))
+        columns["count"][keys] += np.diff(heads, append=len(rows))
         columns["total_ns"][keys] += _exact_sums(duration, heads)
         columns["exclusive_ns"][keys] += _exact_sums(batch.exclusive[rows], heads)
-        columns["failures"][keys] += np.add.reduceat((batch.error[rows] >= 0).astype(np.int64), heads)
+        failed = batch.error[rows] >= 0
+        if failed.any():
+            columns["failures"][keys] += np.add.reduceat(failed.astype(np.int64), heads)
         columns["min_ns"][keys] = np.minimum(columns["min_ns"][keys], np.minimum.reduceat(duration, heads))
         columns["max_ns"][keys] = np.maximum(columns["max_ns"][keys], np.maximum.reduceat(duration, heads))
         columns["sum_of_squares"][keys] += _sums_of_squares(duration, heads)
-        read, written = np.maximum(batch.bytes_read[rows], 0), np.maximum(batch.bytes_written[rows], 0)
-        columns["elements"][keys] += _exact_sums(np.maximum(batch.elements[rows], 0), heads)
-        columns["bytes_read"][keys] += _exact_sums(read, heads)
-        columns["bytes_written"][keys] += _exact_sums(written, heads)
+        for name, column in (
+            ("elements", batch.elements),
+            ("bytes_read", batch.bytes_read),
+            ("bytes_written", batch.bytes_written),
+        ):
+            values = column[rows]
+            if values.max() > 0:
+                columns[name][keys] += _exact_sums(np.maximum(values, 0), heads)
         compressed = batch.flags[rows] & COMPRESSED != 0
         if compressed.any():
+            read, written = np.maximum(batch.bytes_read[rows], 0), np.maximum(batch.bytes_written[rows], 0)
             columns["uncompressed"][keys] += _exact_sums(np.where(compressed, read, 0), heads)
             columns["compressed"][keys] += _exact_sums(np.where(compressed, written, 0), heads)
-        np.add.at(columns["sources"], (key, batch.source[rows]), 1)
-        np.add.at(columns["explicit"], (key, histogram.explicit_bucket_of(duration)), 1)
+        _count(columns["sources"], key, batch.source[rows])
+        _count(columns["explicit"], key, histogram.explicit_bucket_of(duration))
         self._give_grids(keys)
-        np.add.at(self._grid, (self._grid_row[key], histogram.bucket_of(duration)), 1)
+        _count(self._grid, self._grid_row[key], histogram.bucket_of(duration))
         self._add_layers(batch.layer[rows], key // PHASES, duration)
 
     def merge(self, other: Table) -> None:
@@ -171,8 +179,10 @@ class Table:
             return
         layer, brick = layer[known], brick[known]
         self._give_layers(int(layer.max()) + 1)
-        np.add.at(self.layer_count, (layer, brick), 1)
-        np.add.at(self.layer_ns, (layer, brick), duration[known])
+        _count(self.layer_count, layer, brick)
+        np.add.at(
+            np.reshape(self.layer_ns, -1), layer.astype(np.int64) * self.layer_ns.shape[1] + brick, duration[known]
+        )
 
 
 def _settled(one: BrickCategory, other: BrickCategory) -> BrickCategory:
@@ -192,19 +202,31 @@ def _columns(bricks: int) -> dict[str, NDArray[Any]]:
     return columns
 
 
+def _count(table: NDArray[np.int64], row: NDArray[np.integer], column: NDArray[np.integer]) -> None:
+    """Add one at each (row, column); a flat index is three times as fast as a pair. The table must be C-contiguous."""
+    np.add.at(np.reshape(table, -1), row.astype(np.int64) * table.shape[1] + column, 1)
+
+
 def _exact_sums(values: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.object_]:
-    """Sums of 64-bit values from each head to the next, as Python integers."""
+    """Sums of 64-bit values that are not negative from each head to the next, as Python integers."""
+    if len(values) * int(values.max()) < 1 << 63:
+        return _as_integers(np.add.reduceat(values, heads))
     low = np.add.reduceat(values & 0xFFFFFFFF, heads)
     high = np.add.reduceat(values >> 32, heads)
-    wide: NDArray[np.object_] = high.astype(object)
-    return np.add(np.left_shift(wide, 32), low.astype(object))
+    return (_as_integers(high) << 32) + _as_integers(low)
+
+
+def _as_integers(values: NDArray[Any]) -> NDArray[np.object_]:
+    """The same numbers as Python integers."""
+    return values.astype(np.object_)
 
 
 def _sums_of_squares(values: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.object_]:
     """Exact sums of squares of values from 0 to 2**62 - 1, as Python integers."""
+    if int(values.max()) < 1 << 31:
+        return _exact_sums(values * values, heads)
     low, high = values & 0x7FFFFFFF, values >> 31
     sums = _exact_sums(low * low, heads)
-    if high.any():
-        sums += _exact_sums(low * high, heads) << 32
-        sums += _exact_sums(high * high, heads) << 62
+    sums += _exact_sums(low * high, heads) << 32
+    sums += _exact_sums(high * high, heads) << 62
     return sums

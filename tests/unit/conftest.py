@@ -22,6 +22,12 @@ def traces() -> InMemoryTraces:
 
 @pytest.fixture
 def profiler(traces: InMemoryTraces, time: ManualClock) -> Iterator[BrickProfiler]:
-    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, clock=time.clock)
+    profiler = BrickProfiler.enabled(
+        tracer_provider=traces.provider,
+        clock=time.clock,
+        detail="all",
+        max_rows_per_step=65_536,
+        max_rows_per_trace=10**6,
+    )
     yield profiler
     assert profiler.shutdown(timeout_s=10)

@@ -60,7 +60,7 @@ def test_many_small_steps_are_delivered_too() -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    profiler = BrickProfiler.enabled(tracer_provider=provider)
+    profiler = BrickProfiler.enabled(tracer_provider=provider, detail="all")
     for _ in range(1_000):
         with profiler.step():
             for _ in range(5):

@@ -20,7 +20,7 @@ BRICKS = ("RmsNorm", "QkvProjection", "FusedGateUp")
 
 @pytest.fixture
 def profiler(traces: InMemoryTraces) -> BrickProfiler:
-    return BrickProfiler.enabled(tracer_provider=traces.provider)
+    return BrickProfiler.enabled(tracer_provider=traces.provider, detail="all", max_rows_per_step=10**5)
 
 
 def one_step(profiler: BrickProfiler, number: int) -> None:

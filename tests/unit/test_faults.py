@@ -236,7 +236,13 @@ def test_a_brick_outside_any_step_and_span_is_counted_only(
 def test_a_step_beyond_its_row_limit_keeps_its_statistics_and_says_what_it_dropped(
     traces: InMemoryTraces, time: ManualClock
 ) -> None:
-    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, clock=time.clock)
+    profiler = BrickProfiler.enabled(
+        tracer_provider=traces.provider,
+        clock=time.clock,
+        detail="all",
+        max_rows_per_step=65_536,
+        max_rows_per_trace=10**6,
+    )
     count = 100_000
     handle = profiler.define("B", elements=2)
     with profiler.step(), profiler.layer(5), profiler.brick("Outer"):

@@ -19,7 +19,7 @@ import numpy
 from otel_brick import BrickProfiler
 from otel_brick.testing import InMemoryTraces
 traces = InMemoryTraces()
-profiler = BrickProfiler.enabled(tracer_provider=traces.provider)
+profiler = BrickProfiler.enabled(tracer_provider=traces.provider, detail="all")
 for step in range(20):
     random.seed(0)
     numpy.random.seed(0)
@@ -79,7 +79,7 @@ def test_children_carry_the_trace_flags_and_state_of_the_step() -> None:
 
     parent = SpanContext(0xABC, 0xDEF, True, TraceFlags(0x03), TraceState([("vendor", "1")]))
     traces = InMemoryTraces()
-    profiler = BrickProfiler.enabled(tracer_provider=traces.provider)
+    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, detail="all")
     with profiler.step(parent=set_span_in_context(NonRecordingSpan(parent))), profiler.brick("B"):
         pass
     assert profiler.shutdown(timeout_s=10)

@@ -137,7 +137,13 @@ def exclusive(brick: Scope) -> int:
 def test_spans_and_statistics_are_the_program(steps: list[list[Scope]]) -> None:
     time, traces = ManualClock(), InMemoryTraces()
     offset = time.clock.unix() - time.now_ns
-    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, clock=time.clock)
+    profiler = BrickProfiler.enabled(
+        tracer_provider=traces.provider,
+        clock=time.clock,
+        detail="all",
+        max_rows_per_step=65_536,
+        max_rows_per_trace=10**6,
+    )
     for program in steps:
         with profiler.step(phase="decode"):
             for scope in program:

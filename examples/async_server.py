@@ -19,7 +19,7 @@ exporter = InMemorySpanExporter()
 provider = TracerProvider()
 provider.add_span_processor(BatchSpanProcessor(exporter))
 tracer = provider.get_tracer("my_server")
-profiler = BrickProfiler.enabled(tracer_provider=provider)
+profiler = BrickProfiler.enabled(tracer_provider=provider, detail="all")
 
 attention = profiler.define(BrickId.AttentionOutput)
 mixture = profiler.define("MixtureOfExperts")

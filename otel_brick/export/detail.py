@@ -67,6 +67,8 @@ class DetailPolicy:
             steps: the statistics of the steps before this batch.
         """
         if not batch.ended:
+            if self._policy == NONE:
+                return np.empty(0, np.intp)
             drop_detail(batch, np.flatnonzero(batch.flags & CUT), "log_full", self._losses)
             return np.empty(0, np.intp)
         if not any(record.span is not None or record.recording for record in batch.steps):

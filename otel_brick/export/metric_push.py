@@ -42,8 +42,9 @@ class _Request:
 class MetricPusher:
     """Exports metrics periodically, and once more on `flush` and `shutdown`.
 
-    The thread is started by the first `start` or `flush`, and again in a forked child, where nothing runs before. It
-    ends by `shutdown`, or when the pusher is forgotten.
+    The thread is started by the first `start` or `flush`, and ends by `shutdown` or when the pusher is forgotten. A
+    forked child has a pusher that was never started. While the interpreter is ending no thread can be started any
+    more; flush and shutdown then export on the caller's thread, with the exporter's own time limit only.
 
     Attributes:
         failures: exports that raised or were refused in this process.
@@ -72,7 +73,6 @@ class MetricPusher:
         self._exporter = exporter
         self._interval_s = interval_s
         self._export_timeout_s = _seconds_from_environment("OTEL_METRIC_EXPORT_TIMEOUT", DEFAULT_EXPORT_TIMEOUT_S)
-        self._last: _Request | None = None
         self._renew()
 
     def _renew(self) -> None:
@@ -80,6 +80,7 @@ class MetricPusher:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._requests: deque[_Request] = deque()
+        self._last: _Request | None = None
         self._thread: threading.Thread | None = None
         self.failures = 0
 
@@ -149,28 +150,29 @@ class MetricPusher:
             self._wake.set()
             request.done.wait(timeout_s)
         else:
-            self._round()
+            self._round(due=False)
         return request.delivered
 
-    def _round(self) -> bool:
-        """Export once and answer the requests that were there; False when that was the last time."""
+    def _round(self, *, due: bool) -> bool:
+        """Answer the requests that are there, or export because it is time; False when that was the last time."""
         self._wake.clear()
         requests: list[_Request] = []
         while self._requests:
             requests.append(self._requests.popleft())
-        # Whoever gave up waiting has had his answer; a hanging exporter must not be kept busy on his behalf.
-        waiting = [request for request in requests if request.final or request.remaining_s()]
-        final = any(request.final for request in waiting)
-        if waiting or not requests:
-            timeout_s = max((request.remaining_s() for request in waiting), default=self._export_timeout_s)
-            delivered = self._export(timeout_s)
-            if waiting:
-                delivered &= self._ask_exporter("force_flush", waiting)
-            if final:
-                delivered &= self._ask_exporter("shutdown", waiting)
-            for request in waiting:
-                request.delivered = delivered
-                request.done.set()
+        final = any(request.final for request in requests)
+        # Whoever has given up waiting has had his answer.
+        waiting = [request for request in requests if request.remaining_s()]
+        delivered = bool(waiting)
+        if waiting:
+            delivered &= self._export(max(request.remaining_s() for request in waiting))
+            delivered &= self._ask_exporter("force_flush", requests)
+        elif due and not final:
+            self._export(self._export_timeout_s)
+        if final:
+            delivered &= self._ask_exporter("shutdown", requests)
+        for request in requests:
+            request.delivered = delivered
+            request.done.set()
         return not final
 
     def _export(self, timeout_s: float) -> bool:
@@ -187,10 +189,10 @@ class MetricPusher:
             return self._failed(f"{type(error).__name__}: {error}", error)
         return True if result is not MetricExportResult.FAILURE else self._failed("the exporter refused them")
 
-    def _ask_exporter(self, verb: str, waiting: list[_Request]) -> bool:
+    def _ask_exporter(self, verb: str, requests: list[_Request]) -> bool:
         from opentelemetry.instrumentation.utils import suppress_instrumentation
 
-        timeout_s = max(request.remaining_s() for request in waiting)
+        timeout_s = max(request.remaining_s() for request in requests)
         try:
             with suppress_instrumentation():
                 return getattr(self._exporter, verb)(timeout_millis=timeout_s * 1000) is not False
@@ -200,7 +202,7 @@ class MetricPusher:
     def _failed(self, reason: str, error: Exception | None = None) -> bool:
         self.failures += 1
         if self.failures == 1:
-            logger.warning("metrics could not be exported, further failures are only counted: %s", reason, exc_info=error)
+            logger.warning("metrics could not be exported, which is said once: %s", reason, exc_info=error)
         return False
 
 
@@ -209,11 +211,12 @@ def _work(pusher: weakref.ref[MetricPusher], wake: threading.Event, interval_s: 
     while True:
         wake.wait(max(0.0, due - time.monotonic()))
         alive = pusher()
-        if alive is None or not alive._round():  # pyright: ignore[reportPrivateUsage]
+        now = time.monotonic()
+        if alive is None or not alive._round(due=now >= due):  # pyright: ignore[reportPrivateUsage]
             return
         del alive
-        if (now := time.monotonic()) >= due:
-            due += math.ceil((now - due) / interval_s) * interval_s or interval_s
+        if now >= due:
+            due = max(due + interval_s, time.monotonic())
 
 
 def _can_wait(seconds: float) -> bool:

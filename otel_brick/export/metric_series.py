@@ -136,6 +136,7 @@ class Distribution:
 
     Attributes:
         buckets: counts in the explicit buckets, one more than the metric has boundaries.
+        min_ns, max_ns: the extremes; None where they are not kept.
         grid: counts on the exponential grid, shape (histogram.BUCKETS,); None where that is not kept.
         marks: by explicit bucket.
     """
@@ -143,9 +144,9 @@ class Distribution:
     attributes: Labels
     count: int
     sum_ns: int
-    min_ns: int
-    max_ns: int
     buckets: list[int]
+    min_ns: int | None = None
+    max_ns: int | None = None
     grid: NDArray[np.int64] | None = None
     marks: Mapping[int, Mark] = field(default_factory=dict[int, Mark])
 
@@ -209,11 +210,9 @@ def _step_durations(source: MetricSource) -> Iterator[Distribution]:
                 _chosen(semconv.METRIC_BRICK_STEP_DURATION, about),
                 count,
                 int(columns["wall_ns"][phase]),
-                int(columns["min_ns"][phase]),
-                int(columns["max_ns"][phase]),
                 columns["explicit"][phase].tolist(),
-                columns["grid"][phase],
-                {} if source.exemplars is None else _marks(source.exemplars.steps, phase),
+                grid=columns["grid"][phase],
+                marks={} if source.exemplars is None else _marks(source.exemplars.steps, phase),
             )
 
 
@@ -225,9 +224,9 @@ def _brick_durations(source: MetricSource) -> Iterator[Distribution]:
             _chosen(semconv.METRIC_BRICK_DURATION, about),
             int(columns["count"][key]),
             int(columns["total_ns"][key]),
+            columns["explicit"][key].tolist(),
             int(columns["min_ns"][key]),
             int(columns["max_ns"][key]),
-            columns["explicit"][key].tolist(),
             table.grid(key),
             {} if source.exemplars is None else _marks(source.exemplars.bricks, key),
         )
@@ -236,14 +235,7 @@ def _brick_durations(source: MetricSource) -> Iterator[Distribution]:
 def _finalize_durations(source: MetricSource) -> Iterator[Distribution]:
     columns = source.tables.steps.columns
     if count := int(columns["finalize_count"].sum()):
-        yield Distribution(
-            {},
-            count,
-            int(columns["finalize_ns"].sum()),
-            int(columns["finalize_min_ns"].min()),
-            int(columns["finalize_max_ns"].max()),
-            columns["finalize_explicit"].tolist(),
-        )
+        yield Distribution({}, count, int(columns["finalize_ns"].sum()), columns["finalize_explicit"].tolist())
 
 
 def _bricks(table: Table) -> Iterator[tuple[int, Labels]]:

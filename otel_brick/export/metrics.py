@@ -6,7 +6,7 @@ produced if every brick had called them. Nothing here runs for each brick.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 import numpy as np
 
@@ -85,9 +85,7 @@ def _counters(source: MetricSource, start_unix_ns: int, now_unix_ns: int) -> dic
     return metrics
 
 
-def _histograms(
-    source: MetricSource, start_unix_ns: int, now_unix_ns: int, *, exponential: bool
-) -> dict[str, Metric]:
+def _histograms(source: MetricSource, start_unix_ns: int, now_unix_ns: int, *, exponential: bool) -> dict[str, Metric]:
     from opentelemetry.sdk.metrics.export import AggregationTemporality, ExponentialHistogram, Histogram, Metric
 
     found = distributions(source)
@@ -120,8 +118,8 @@ def _explicit_point(
         sum=seconds(series.sum_ns),
         bucket_counts=series.buckets,
         explicit_bounds=bounds,
-        min=seconds(series.min_ns),
-        max=seconds(series.max_ns),
+        min=_extreme(series.min_ns),
+        max=_extreme(series.max_ns),
         exemplars=_exemplars(series),
     )
 
@@ -143,10 +141,15 @@ def _exponential_point(series: Distribution, start_unix_ns: int, now_unix_ns: in
         positive=Buckets(histogram.OFFSET + first, series.grid[first : last + 1].tolist()),
         negative=Buckets(0, []),
         flags=0,
-        min=seconds(series.min_ns),
-        max=seconds(series.max_ns),
+        min=_extreme(series.min_ns),
+        max=_extreme(series.max_ns),
         exemplars=_exemplars(series),
     )
+
+
+def _extreme(ns: int | None) -> float:
+    """An extreme in seconds; one that is not known is not sent, for which the encoders take None."""
+    return cast("float", None) if ns is None else seconds(ns)
 
 
 def _exemplars(series: Distribution) -> list[Exemplar]:

@@ -118,6 +118,7 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     label[tags.owner[of_timer]] += tags.value[of_timer] + 1 << TIMER_SHIFT
     rows = _rows(code, label, value, block, blocks, steps, registry, losses)
     losses.add("left_open", _apply(tags, rows))
+    losses.add("out_of_order", int(np.count_nonzero(rows.flags & (OUT_OF_ORDER | LEFT_OPEN) == OUT_OF_ORDER)))
     if np.any(tags.kind == TAG_LANE):
         _join_lanes(tags, rows, code, block, blocks)
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
@@ -213,7 +214,6 @@ def _rows(
     parent = of_event[matched.parent]
     row_block, site, start = block[entry], code[entry], value[entry]
     flags = np.where(matched.out_of_order, np.uint8(OUT_OF_ORDER), np.uint8(0))
-    losses.add("out_of_order", int(np.count_nonzero(matched.out_of_order)))
     losses.add("closed_twice", matched.closed_twice)
     end = value[matched.exit] if count else start
     if blocks.partial:

@@ -41,7 +41,7 @@ docs: $(TEST_READY)
 	$(BIN)/python docs/generate.py
 
 bench: $(TEST_READY)
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
+	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .benchmarks dist

@@ -77,6 +77,7 @@ class Pipeline:
         self._start_lock = threading.Lock()
         self._worker: threading.Thread | None = None
         self._stopping = False
+        self._logged: set[str] = set()
 
     def _forget(self) -> None:
         self.table = Table()
@@ -115,12 +116,13 @@ class Pipeline:
 
     def collect(self) -> None:
         """Resolve every step that has ended and add it to the statistics."""
+        self._recorder.close_abandoned()
         with self.lock:
             while items := self._recorder.take(MAX_BATCH_ROWS):
                 try:
                     self._apply(items)
                 except Exception:
-                    logger.exception("rows could not be resolved")
+                    self._log_once("rows could not be resolved")
                     self._recorder.losses.add("encode_error", sum(item.rows for item in items))
             self._shorten_queue()
 
@@ -135,6 +137,12 @@ class Pipeline:
             self.exemplars.add(detail, registry)
             self._queue.append(detail)
             self._queued_rows += len(detail)
+
+    def _log_once(self, message: str) -> None:
+        """Log the exception being handled; what repeats is only counted."""
+        if message not in self._logged:
+            self._logged.add(message)
+            logger.exception(message)
 
     def _shorten_queue(self) -> None:
         for position, batch in enumerate(self._queue):
@@ -200,7 +208,7 @@ class Pipeline:
             try:
                 self._sink.export(batch)
             except Exception:
-                logger.exception("spans could not be exported")
+                self._log_once("spans could not be exported")
                 self._recorder.losses.add("encode_error", len(batch))
 
 

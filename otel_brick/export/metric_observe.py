@@ -45,7 +45,8 @@ class Observed:
         """Stop reporting the source, for good; may be called again.
 
         Callbacks yield nothing once all sources of the provider are closed. Until then, and if another one is added
-        later, what this one had counted stays in the sums, since they may never go down.
+        later, what was collected from this one stays in the sums, since they may never go down; what it has counted
+        since the last collection is not collected any more.
         """
         self._instruments.remove(self._tally)
 
@@ -141,11 +142,11 @@ class _Instruments:
 
     def _read(self) -> dict[Metric, list[Observation]]:
         self._after_fork()
-        tallies = self._tallies
-        readings = [(tally, self._reading(tally)) for tally in tallies]
+        readings = [(tally, self._reading(tally)) for tally in self._tallies]
         with self._lock:
+            tallies = self._tallies  # without those that were closed while they were read: they are in the past
             for tally, reading in readings:
-                if reading is not None:
+                if reading is not None and tally in tallies:
                     self._count(tally, *reading)
             sums = self._past.copy()
             for tally in tallies:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -64,6 +65,12 @@ class OTLPSettings:
     certificate_file: str | None
     client_key_file: str | None
     client_certificate_file: str | None
+
+    @property
+    def destination(self) -> str:
+        """The endpoint as logs may show it, without a password."""
+        before, found, after = self.endpoint.rpartition("@")
+        return f"{before.partition('://')[0]}://{after}" if found and "://" in before else self.endpoint
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> OTLPSettings:
@@ -220,10 +227,7 @@ def _timeout(value: Any) -> float:
 
 
 def _file(value: Any) -> str:
-    try:
-        path: Any = os.fspath(value)
-    except TypeError:
-        path = None
+    path = str(value) if isinstance(value, Path) else value
     if not isinstance(path, str) or not os.path.isfile(path) or not os.access(path, os.R_OK):
         raise ValueError("the path of a file that can be read")
     return path

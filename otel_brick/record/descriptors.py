@@ -52,6 +52,11 @@ def _shown(number: int) -> str:
     return str(number) if number.bit_length() <= 128 else f"a number of {number.bit_length()} bits"
 
 
+def printable(name: str) -> str:
+    """A name as it can be sent: halves of surrogate pairs, which UTF-8 does not have, become their escapes."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """The launch signature of a kernel: blocks, threads and bytes as given at the launch."""
@@ -126,7 +131,7 @@ class Registry:
         if not brick:
             raise ValueError(f"{argument} must not be an empty string")
         known = BrickId.lookup(brick, exact=exact)
-        return brick if known is None else known
+        return printable(brick) if known is None else known
 
     def brick_index(self, brick: BrickId | str) -> int | None:
         """The statistics index of a known or already seen dynamic brick, else None."""

@@ -27,17 +27,16 @@ def union_ns(
     if np.any(group[1:] < group[:-1]):
         order = np.argsort(group, kind="stable")
         group, start, end = group[order], start[order], end[order]
-    first = np.empty(len(group), np.bool_)
-    first[0] = True
-    np.not_equal(group[1:], group[:-1], out=first[1:])
-    if np.any((start[1:] < start[:-1]) & ~first[1:]):
+    heads = heads_of(group)
+    number = np.repeat(np.arange(len(heads)), np.diff(heads, append=len(group)))
+    if np.any((start[1:] < start[:-1]) & (number[1:] == number[:-1])):
         order = np.lexsort((start, group))
         start, end = start[order], end[order]
-    heads = np.flatnonzero(first)
-    number = np.cumsum(first) - 1
     # Put the groups one after another on a common axis, so that one running maximum serves all of them.
     base = start[heads]
     length = np.maximum(np.maximum.reduceat(end, heads) - base, 0)
+    if len(heads) > 1 and np.sum(length, dtype=np.float64) > 1 << 62:
+        return _in_halves(group, start, end, int(heads[len(heads) // 2]))
     shift = (np.cumsum(length) - length - base)[number]
     start, end = start + shift, end + shift
     reached = np.maximum.accumulate(end)
@@ -46,6 +45,23 @@ def union_ns(
     np.maximum(start[1:], reached[:-1], out=begin[1:])
     covered = np.maximum(end - begin, 0)
     return group[heads], np.add.reduceat(covered, heads)
+
+
+def _in_halves(
+    group: NDArray[np.integer], start: NDArray[np.int64], end: NDArray[np.int64], middle: int
+) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+    """The unions of groups that are too long for one axis."""
+    first, second = slice(None, middle), slice(middle, None)
+    groups, lengths = union_ns(group[first], start[first], end[first])
+    more_groups, more_lengths = union_ns(group[second], start[second], end[second])
+    return np.concatenate((groups, more_groups)), np.concatenate((lengths, more_lengths))
+
+
+def exact_sum(values: NDArray[np.int64]) -> int:
+    """The sum of values that are not negative, however large."""
+    if len(values) * int(values.max(initial=0)) < 1 << 63:
+        return int(values.sum())
+    return sum(values.tolist())
 
 
 def heads_of(key: NDArray[np.integer]) -> NDArray[np.intp]:

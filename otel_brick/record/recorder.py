@@ -78,6 +78,7 @@ class Recorder:
         self._pending_rows = 0
         self._indexes = itertools.count()
         self.timer_numbers = itertools.count()
+        self.abandoned: deque[tuple[Lane, tuple[int, ...]]] = deque()
 
     def open_step(self, phase: Phase, tokens: int) -> StepRecord:
         """A new record with its times anchored to the calendar and one lane, not yet current."""
@@ -160,6 +161,13 @@ class Recorder:
             waiting = self._pending_rows
         self.notify(waiting)
 
+    def close_abandoned(self) -> None:
+        """Write the exits of timers that were thrown away; on closed lanes they count as left open already."""
+        while self.abandoned:
+            lane, exit_ = self.abandoned.popleft()
+            if not isinstance(lane, IdleLane):
+                lane.extend(exit_)
+
     def take(self, max_rows: int) -> list[Ended | Part]:
         """Remove and return what waits, oldest first, until `max_rows` rows are reached.
 
@@ -182,6 +190,7 @@ class Recorder:
 
     def shut(self) -> None:
         """Close what is open outside steps, and count and drop what arrives from now on."""
+        self.close_abandoned()
         with self._lock:
             loose = [record for record in self._open if record.loose]
         for record in loose:
@@ -202,6 +211,7 @@ class Recorder:
                 lost += len(lane) // 4
                 lane.clear()
         self._open.clear()
+        self.abandoned.clear()
         self._pending.clear()
         self._pending_rows = 0
         self.losses.add("fork", lost)

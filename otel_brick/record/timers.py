@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from .descriptors import count_argument
-from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_TIMER, IdleLane
+from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_TIMER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +54,11 @@ class BrickTimer:
             self._recorder.losses.add("closed_twice")
 
     def __del__(self) -> None:
-        if self._lane is not None and not isinstance(self._lane, IdleLane):
-            self.stop((TAG_ABANDONED, 0))
+        # Runs wherever Python collects garbage, inside a lock of ours too, so it only leaves a note.
+        if self._lane is not None:
+            now = self._recorder.clock.now()
+            exit_ = (self._leave, now, TAG_TIMER, self._number, TAG_ABANDONED, 0)
+            self._recorder.abandoned.append((self._lane, exit_))
 
 
 def elapsed_argument(elapsed: int | timedelta) -> int:

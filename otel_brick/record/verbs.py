@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from .. import semconv
 from ..taxonomy import BrickCategory, BrickId, Phase, SpanLevel
-from .descriptors import NO_COUNT, OVERFLOW_NAME, Descriptor, count_argument, launch_argument
+from .descriptors import NO_COUNT, OVERFLOW_NAME, Descriptor, count_argument, launch_argument, printable
 from .handles import Handle
 from .lane import (
     TAG_BYTES_READ,
@@ -22,7 +22,7 @@ from .lane import (
     TAG_LAYER,
     IdleLane,
 )
-from .off import OffScope
+from .off import OffScope, OffStep
 from .recorder import Recorder
 from .scopes import LaneScope, StepScope
 from .timers import BrickTimer, elapsed_argument
@@ -92,8 +92,9 @@ class Verbs:
         return not self._enabled
 
     def _off(self, verb: Callable[..., Any], *arguments: Any, **keywords: Any) -> OffScope:
-        self._refuses()
-        return OffScope(verb, arguments, keywords)
+        if self._shut:
+            self._recorder.losses.add("already_shutdown")
+        return OffScope((verb, arguments, keywords))
 
     def step(
         self,
@@ -104,7 +105,7 @@ class Verbs:
         links: Iterable[LinkLike] | None = None,
         parent: ParentLike | None = None,
         attributes: Mapping[str, Any] | None = None,
-    ) -> StepScope | OffScope:
+    ) -> StepScope | OffStep:
         """Open a step: one OpenTelemetry span, below the current one, that becomes current itself.
 
         Args:
@@ -118,33 +119,25 @@ class Verbs:
         Raises:
             TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
         """
+        arguments = {
+            "phase": phase,
+            "tokens": tokens,
+            "batch_size": batch_size,
+            "links": links,
+            "parent": parent,
+            "attributes": attributes,
+        }
         if not self._enabled:
-            return self._off(
-                self.step,
-                phase=phase,
-                tokens=tokens,
-                batch_size=batch_size,
-                links=links,
-                parent=parent,
-                attributes=attributes,
-            )
+            self._refuses()
+            return OffStep((self.step, (), arguments))
         if attributes is not None and not isinstance(attributes, Mapping):
             raise TypeError(f"attributes must be a mapping, not {type(attributes).__name__}")
         extra = {} if attributes is None else dict(attributes)
         if batch_size is not OMITTED:
             extra[semconv.BRICK_BATCH_SIZE] = count_argument("batch_size", batch_size)
-        again = partial(
-            self.step,
-            phase=phase,
-            tokens=tokens,
-            batch_size=batch_size,
-            links=links,
-            parent=parent,
-            attributes=attributes,
-        )
         return StepScope(
             self._recorder,
-            again,
+            partial(self.step, **arguments),
             Phase.of(phase),
             0 if tokens is OMITTED else count_argument("tokens", tokens),
             parent_argument(parent),
@@ -176,7 +169,7 @@ class Verbs:
         number = count_argument("index", index)
         if number >= 1 << 31:
             raise ValueError(f"index must be below 2**31; got {number}")
-        return self._handle(self._layers, (number, type), Descriptor(SpanLevel.Layer, type), layer=number)
+        return self._handle(self._layers, (number, type), Descriptor(SpanLevel.Layer, printable(type)), layer=number)
 
     def brick(
         self,
@@ -270,7 +263,7 @@ class Verbs:
         counts = _counts(elements, bytes_read, bytes_written)
         key = (name, launch, *counts)
         return self._kernels.get(key) or self._handle(
-            self._kernels, key, Descriptor(SpanLevel.Kernel, name[:MAX_KERNEL_NAME], launch=launch), *counts
+            self._kernels, key, Descriptor(SpanLevel.Kernel, printable(name[:MAX_KERNEL_NAME]), launch=launch), *counts
         )
 
     def define(

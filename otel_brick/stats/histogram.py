@@ -83,7 +83,7 @@ def percentile(counts: NDArray[np.int64], percent: float, low_ns: int, high_ns: 
     """The duration in nanoseconds at or below which `percent` of the samples lie.
 
     Within a bucket samples are taken as evenly spread; the smallest and largest duration seen bound the result, so a
-    bucket's width of 2.2 % bounds the error.
+    bucket's width of 2.2 %, or 1 ns where that is more, bounds the error.
 
     Args:
         counts: shape (BUCKETS,).

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..record.descriptors import printable
 from ..taxonomy import BrickBottleneck, BrickId, Phase
 from .snapshot import BrickStats, CategoryStats, brick_stats, category_stats
 from .steps import MAX_LANES, StepTable
@@ -56,7 +57,7 @@ class StatsReader(ABC):
     def stats(self, name: BrickId | str, *, phase: Phase | str | None = None, exact: bool = False) -> BrickStats | None:
         """A brick's statistics by name or alias, over all phases or in one; None without samples."""
         wanted = tuple(Phase) if phase is None else (Phase.of(phase),)
-        known = name if isinstance(name, BrickId) else BrickId.lookup(name, exact=exact) or name
+        known = name if isinstance(name, BrickId) else BrickId.lookup(name, exact=exact) or printable(name)
         with self._tables() as tables:
             try:
                 index = tables.bricks.names.index(known.name if isinstance(known, BrickId) else known)

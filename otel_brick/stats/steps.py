@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import semconv
 from ..record.batch import LEFT_OPEN, OPEN, Batch
-from ..record.intervals import heads_of, union_ns
+from ..record.intervals import exact_sum, heads_of, union_ns
 from . import histogram
 from .table import PHASES
 
@@ -87,11 +87,11 @@ class StepTable:
         columns["count"] += np.bincount(phases, minlength=PHASES)
         columns["failures"] += np.bincount(phases[failed], minlength=PHASES)
         for value in np.unique(phases).tolist():
-            columns["wall_ns"][value] += int(walls[phases == value].sum())
+            columns["wall_ns"][value] += exact_sum(walls[phases == value])
             columns["tokens"][value] += int(tokens[phases == value].sum())
         lanes = np.array([min(len(step.lanes), MAX_LANES) for step in steps], np.int64)
         for number in range(int(lanes.max())):
-            self.lane_wall_ns[number] += int(walls[lanes > number].sum())
+            self.lane_wall_ns[number] += exact_sum(walls[lanes > number])
         np.add.at(columns["explicit"], (phases, np.searchsorted(EXPLICIT_UPPER_NS, walls)), 1)
         np.add.at(columns["grid"], (phases, histogram.bucket_of(walls)), 1)
 
@@ -108,12 +108,12 @@ class StepTable:
         own = (batch.lane_number[rows] == 0) | ~shared[step] if shared.any() else slice(None)
         steps, covered = union_ns(step[own], start[own], end[own])
         for value in np.unique(phase[steps]).tolist():
-            self.columns["union_ns"][value] += int(covered[phase[steps] == value].sum())
+            self.columns["union_ns"][value] += exact_sum(covered[phase[steps] == value])
         # Where each step has one lane with bricks, a lane covers what its step does.
         lane_covered = covered if len(first) == len(steps) else union_ns(lane, start, end)[1]
         number = np.minimum(batch.lane_number[rows[first]], MAX_LANES - 1)
         for value in np.unique(number).tolist():
-            self.lane_union_ns[value] += int(lane_covered[number == value].sum())
+            self.lane_union_ns[value] += exact_sum(lane_covered[number == value])
 
     def merge(self, other: StepTable) -> None:
         """Add another table to this one."""

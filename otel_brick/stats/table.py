@@ -1,7 +1,7 @@
 """The statistics table: one row for each brick and phase, fed with whole batches and merged exactly.
 
 Sums that could pass 63 bits (time, squares, elements, bytes) are added in two halves and kept as Python integers, so no
-total ever wraps or rounds, and merging tables in any order gives the same table.
+total of a brick ever wraps or rounds, and merging tables in any order gives the same table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Table:
         names, categories: the bricks; the known ones come first, in the order of `BrickId`.
         columns: the arrays of `SUMS` and `WIDE_SUMS`, and `min_ns`, `max_ns`, shape (keys,); `sources`, shape
             (keys, 3), counts by `TimingSource`; `explicit`, shape (keys, 15), counts in the explicit metric buckets.
-        layer_count, layer_ns: shape (layers, bricks), calls and inclusive nanoseconds by layer.
+        layer_count, layer_ns: int64, shape (layers, bricks), calls and inclusive nanoseconds by layer; they hold 292
+            years of one brick in one layer.
     """
 
     def __init__(self) -> None:

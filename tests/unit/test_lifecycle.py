@@ -568,6 +568,61 @@ def test_a_program_that_ends_without_a_flush_delivers_its_spans(end: str, code: 
         assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("worker", "held"),
+    [
+        (True, "timer = profiler.start('T')"),
+        (False, "timer = profiler.start('T')"),
+        (False, "cycle = [profiler.start('T')]; cycle.append(cycle)"),
+    ],
+    ids=["after the worker has started", "by a global", "by a cycle"],
+)
+def test_a_program_ends_though_a_timer_was_never_stopped(worker: bool, held: str) -> None:
+    done = run_python(
+        f"""
+        import signal
+        signal.alarm(10)
+        from otel_brick import BrickProfiler
+        profiler = BrickProfiler.enabled()
+        if {worker}:
+            profiler.record_elapsed("B", 1)
+        {held}
+        """
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("scope", ["profiler.step()", "profiler.brick('Around')", "nullcontext()"])
+def test_a_timer_collected_by_a_thread_that_holds_a_lock_of_ours_does_not_wait_for_it(scope: str) -> None:
+    """Python collects garbage wherever it makes an object, and so also where that thread holds a lock."""
+    done = run_python(
+        f"""
+        import signal
+        from contextlib import nullcontext
+        from otel_brick import BrickProfiler
+
+        signal.alarm(10)
+        for which in ("of the lane", "of the recorder", "of the losses"):
+            print(which, flush=True)
+            profiler = BrickProfiler.enabled(detail="none")
+            recorder = profiler._recorder
+            with {scope}:
+                timer = profiler.start("Abandoned")
+                locks = recorder.current.get().record.lock, recorder._lock, recorder.losses._lock
+                with dict(zip(("of the lane", "of the recorder", "of the losses"), locks))[which]:
+                    del timer
+                with profiler.brick("B"):
+                    pass
+            assert profiler.stats("B").count == 1
+            assert profiler.losses()["left_open"] == 1, profiler.losses()
+        """
+    )
+
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["of the losses"]), done.stderr
+
+
 def test_an_import_starts_no_thread_and_loads_no_sdk_no_exporter_and_no_heavy_package() -> None:
     done = run_python(
         """

@@ -6,6 +6,10 @@ library authors use them freely, and `default_profiler().enable()` switches them
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from . import setup as _setup
 from .config import Config
 from .profiler import BrickProfiler
 from .record.clock import Clock
@@ -29,6 +33,51 @@ def default_profiler() -> BrickProfiler:
     return _default
 
 
+def configure(
+    *,
+    service_name: str | None = None,
+    endpoint: str | None = None,
+    protocol: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    resource_attributes: Mapping[str, Any] | None = None,
+    metrics: bool = True,
+    **settings: Any,
+) -> BrickProfiler:
+    """Set everything up in one call: the default profiler, enabled, sends traces and metrics to an OTLP endpoint.
+
+    What exists is respected: a global tracer provider is used as it is, a SIGTERM handler stays. Where there is none,
+    a provider is made global, and SIGTERM ends the program with exit handlers, which flush. A second call only enables
+    the profiler. What is not given comes from the `OTEL_*` variables.
+
+    Args:
+        service_name: the resource's `service.name`.
+        endpoint: base URL such as `http://collector:4318`, to which HTTP adds `/v1/traces` and `/v1/metrics`; a target
+            such as `collector:4317` for gRPC.
+        protocol: `"http/protobuf"`, the default, or `"grpc"`.
+        headers: sent with every request.
+        resource_attributes: further attributes of the resource.
+        metrics: whether metrics are sent too.
+        settings: `detail`, `detail_interval`, `max_rows_per_step`, `max_rows_per_trace`, `attach_context`,
+            `histograms`, as for `BrickProfiler`.
+
+    Returns:
+        The default profiler, the one behind the verbs of this module.
+
+    Raises:
+        TypeError, ValueError: an argument is unknown or out of its range; nothing is changed then.
+    """
+    return _setup.configure(
+        _default,
+        service_name=service_name,
+        endpoint=endpoint,
+        protocol=protocol,
+        headers=headers,
+        resource_attributes=resource_attributes,
+        metrics=metrics,
+        **settings,
+    )
+
+
 __all__ = [
     "BrickBottleneck",
     "BrickCategory",
@@ -45,6 +94,7 @@ __all__ = [
     "TimingSource",
     "__version__",
     "brick",
+    "configure",
     "default_profiler",
     "define",
     "kernel",

@@ -15,6 +15,7 @@ from typing import Any
 logger = logging.getLogger("otel_brick")
 
 DETAIL_POLICIES = ("auto", "all", "none")
+HISTOGRAMS = ("explicit", "exponential", "none")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ def _detail_policy(value: Any) -> str | None:
     return None if value in DETAIL_POLICIES else f"one of {', '.join(DETAIL_POLICIES)}"
 
 
+def _histograms(value: Any) -> str | None:
+    return None if value in HISTOGRAMS else f"one of {', '.join(HISTOGRAMS)}"
+
+
 def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else "true or false"
 
@@ -63,6 +68,7 @@ SETTINGS = (
         _boolean,
         "layers and bricks too become the current span, so that other instrumentations nest under them",
     ),
+    Setting("histograms", "explicit", str.lower, _histograms, "the kind of the histograms among the metrics"),
 )
 
 
@@ -75,6 +81,7 @@ class Config:
     max_rows_per_step: int
     max_rows_per_trace: int
     attach_context: bool
+    histograms: str
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:

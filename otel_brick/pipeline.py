@@ -23,6 +23,8 @@ from .stats.steps import StepTable
 from .stats.table import Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .export.detail import DetailPolicy
     from .record.batch import Batch
     from .record.recorder import Ended, Part, Recorder
@@ -57,12 +59,22 @@ class _Flush:
 
 
 class Pipeline:
-    """Moves rows from a recorder to the statistics and to a sink."""
+    """Moves rows from a recorder to the statistics and to a sink.
+
+    Attributes:
+        table, steps, exemplars: the statistics; read them with `lock` held.
+        generation: how often they were forgotten; `start_unix_ns` is when they began.
+        on_start: called when the worker starts, in a forked child again.
+        on_exit: called with a timeout in seconds when the interpreter ends.
+    """
 
     def __init__(self, recorder: Recorder, detail: DetailPolicy, sink: BatchSink) -> None:
         self._recorder = recorder
         self._detail = detail
         self._sink = sink
+        self.generation = 0
+        self.on_start: Callable[[], object] = lambda: None
+        self.on_exit: Callable[[float], object] = self.stop
         self._renew()
         recorder.notify = self._notify
 
@@ -80,6 +92,8 @@ class Pipeline:
         self._logged: set[str] = set()
 
     def _forget(self) -> None:
+        self.generation += 1
+        self.start_unix_ns = self._recorder.clock.unix()
         self.table = Table()
         self.steps = StepTable()
         self.exemplars = Exemplars()
@@ -113,6 +127,7 @@ class Pipeline:
                     self._worker = worker
                     # Registered later than the provider's own handler, so it runs before that.
                     atexit.register(_stop_at_exit, weakref.ref(self))
+                    self.on_start()
 
     def collect(self) -> None:
         """Resolve every step that has ended and add it to the statistics."""
@@ -152,6 +167,12 @@ class Pipeline:
             drop_detail(batch, np.arange(len(batch)), "queue_full", self._recorder.losses)
             self._queue[position] = batch.only(np.empty(0, np.intp))
 
+    def replace(self, detail: DetailPolicy, sink: BatchSink) -> None:
+        """Use another policy and sink for what is collected from now on."""
+        with self.lock:
+            self.collect()
+            self._detail, self._sink = detail, sink
+
     def reset(self) -> None:
         """Forget all statistics, those of ended steps that were not read yet included."""
         with self.lock:
@@ -182,7 +203,18 @@ class Pipeline:
         if self._worker is not None:
             self._worker.join(max(0.0, deadline - time.monotonic()))
         self.collect()
+        self._abandon()
         return delivered
+
+    def _abandon(self) -> None:
+        """End the steps that a worker in time trouble has left, without their rows."""
+        while True:
+            with self.lock:
+                if not self._queue:
+                    return
+                batch = self._queue.popleft()
+            drop_detail(batch, np.arange(len(batch)), "already_shutdown", self._recorder.losses)
+            self._sink.export(batch.only(np.empty(0, np.intp)))
 
     def work(self) -> bool:
         """One round of the worker; False when it should end."""
@@ -215,7 +247,7 @@ class Pipeline:
 def _stop_at_exit(pipeline: weakref.ref[Pipeline]) -> None:
     alive = pipeline()
     if alive is not None:
-        alive.stop(EXIT_TIMEOUT_S)
+        alive.on_exit(EXIT_TIMEOUT_S)
 
 
 def _work(pipeline: weakref.ref[Pipeline], wake: threading.Event) -> None:

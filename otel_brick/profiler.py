@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .config import Config
-from .export import pmat, text
+from .export import pmat, providers, text
 from .export.detail import DetailPolicy
-from .export.spans import SpanSink
+from .export.outputs import MetricReadings, Outputs
+from .export.readable import ReadableRoute
+from .export.spans import ColumnarRoute, SpanSink
 from .pipeline import Pipeline
 from .record.clock import Clock
 from .record.recorder import Recorder
@@ -23,7 +26,12 @@ from .stats.reader import StatsReader, Tables, rate_argument
 from .taxonomy import BrickBottleneck, BrickId
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricExporter
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import TracerProvider
+
+    from .export.spans import RowExporter
 
 
 class BrickProfiler(Verbs, StatsReader):
@@ -38,25 +46,35 @@ class BrickProfiler(Verbs, StatsReader):
         self,
         *,
         tracer_provider: TracerProvider | None = None,
+        exporter: RowExporter | None = None,
+        metric_exporter: MetricExporter | None = None,
+        meter_provider: MeterProvider | None = None,
         detail: str | None = None,
         detail_interval: int | None = None,
         max_rows_per_step: int | None = None,
         max_rows_per_trace: int | None = None,
         attach_context: bool | None = None,
+        histograms: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Make a disabled profiler. Arguments that are None come from `OTEL_BRICK_*`, then from defaults.
 
         Args:
             tracer_provider: makes the spans; None for whatever provider is global when a step begins.
+            exporter: a `BrickOTLPExporter`, which takes the rows below steps as encoded columns. Steps leave through
+                their provider, or through this exporter too where no provider is global.
+            metric_exporter: gets all metrics of the statistics at an interval.
+            meter_provider: gets their counters as observable instruments.
             detail: which recorded steps have spans below them: `"auto"`, `"all"` or `"none"`.
             detail_interval: under `"auto"`, one step in this many has detail.
             max_rows_per_step, max_rows_per_trace: bounds for the spans below one step and one trace.
             attach_context: layers and bricks too become the current OpenTelemetry span.
+            histograms: for `metric_exporter`, `"explicit"` buckets, `"exponential"` ones or `"none"`.
             clock: the source of time, for tests.
 
         Raises:
             ValueError: an argument is out of its range.
+            TypeError: `exporter` does not take encoded rows; an ordinary one belongs to a tracer provider.
         """
         self.config = Config.build(
             {
@@ -65,11 +83,14 @@ class BrickProfiler(Verbs, StatsReader):
                 "max_rows_per_step": max_rows_per_step,
                 "max_rows_per_trace": max_rows_per_trace,
                 "attach_context": attach_context,
+                "histograms": histograms,
             }
         )
-        super().__init__(Recorder(self.config, clock or Clock(), Tracing(tracer_provider)))
-        detail_policy = DetailPolicy(self.config, self._recorder.losses)
-        self._pipeline = Pipeline(self._recorder, detail_policy, SpanSink(self._recorder))
+        super().__init__(Recorder(self.config, clock or Clock(), _tracing(tracer_provider, exporter)))
+        self._pipeline = Pipeline(
+            self._recorder, DetailPolicy(self.config, self._recorder.losses), self._sink(exporter)
+        )
+        self._outputs = self._open(exporter, metric_exporter, meter_provider)
         self._bottlenecks: dict[str, BrickBottleneck] = {}
         self._l2_cache_hit_rate: float | None = None
         self._zero_copy = False
@@ -92,18 +113,72 @@ class BrickProfiler(Verbs, StatsReader):
             self._pipeline.collect()
             yield Tables(self._pipeline.table, self._pipeline.steps, self._bottlenecks)
 
+    def _sink(self, exporter: RowExporter | None) -> SpanSink:
+        recorder = self._recorder
+        route = ReadableRoute(recorder) if exporter is None else ColumnarRoute(recorder, exporter)
+        return SpanSink(recorder, route)
+
+    def _open(
+        self,
+        exporter: RowExporter | None,
+        metric_exporter: MetricExporter | None,
+        meter_provider: MeterProvider | None,
+    ) -> Outputs:
+        pipeline = self._pipeline
+        readings = MetricReadings(self._recorder, pipeline, lambda: Tables(pipeline.table, pipeline.steps))
+        outputs = Outputs(
+            self._recorder,
+            readings,
+            exporter=exporter,
+            metric_exporter=metric_exporter,
+            meter_provider=meter_provider,
+            histograms=self.config.histograms,
+        )
+        pipeline.on_start = outputs.start
+        shutdown = weakref.WeakMethod(self.shutdown)
+
+        def on_exit(timeout_s: float) -> None:
+            # The pipeline must not hold the profiler, which holds the pipeline.
+            (shutdown() or pipeline.stop)(timeout_s)
+
+        pipeline.on_exit = on_exit
+        return outputs
+
+    def _connect(
+        self,
+        config: Config,
+        *,
+        tracer_provider: TracerProvider | None,
+        exporter: RowExporter | None,
+        metric_exporter: MetricExporter | None,
+        meter_provider: MeterProvider | None,
+    ) -> None:
+        """Give a profiler that has no outputs of its own yet a configuration and outputs."""
+        self.config = config
+        self._recorder.configure(config, _tracing(tracer_provider, exporter))
+        self._pipeline.replace(DetailPolicy(config, self._recorder.losses), self._sink(exporter))
+        self._outputs = self._open(exporter, metric_exporter, meter_provider)
+        self._switch(True)
+
     # --- life ---
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Export everything that has ended and flush the tracer provider; False if that took too long or failed."""
-        return self._pipeline.flush(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        delivered = self._pipeline.flush(timeout_s)
+        return self._outputs.flush(max(0.0, deadline - time.monotonic())) and delivered
 
     def shutdown(self, timeout_s: float = 30.0) -> bool:
-        """Flush and stop for good; the tracer provider is its owner's to shut down.
+        """Flush and stop for good, with the exporters that the profiler was given.
 
-        What is recorded afterwards is dropped and counted. May be called again.
+        Tracer and meter providers are their owner's to shut down. What is recorded afterwards is dropped and counted.
+        May be called again.
         """
-        return self._pipeline.stop(timeout_s) if self._shut_down() else True
+        if not self._shut_down():
+            return True
+        deadline = time.monotonic() + timeout_s
+        delivered = self._pipeline.stop(timeout_s)
+        return self._outputs.shutdown(max(0.0, deadline - time.monotonic())) and delivered
 
     def losses(self) -> dict[str, int]:
         """Everything lost, cut or found wrong, by reason; all reasons are present."""
@@ -188,6 +263,17 @@ class BrickProfiler(Verbs, StatsReader):
             OSError: naming the path and the reason; a file that was there is unchanged.
         """
         pmat.write(Path(path), self.to_json())
+
+
+def _tracing(tracer_provider: TracerProvider | None, exporter: RowExporter | None) -> Tracing:
+    if exporter is None:
+        return Tracing(tracer_provider)
+    if not hasattr(exporter, "submit"):
+        raise TypeError(
+            f"exporter must be a BrickOTLPExporter, not {type(exporter).__name__}; "
+            "give an ordinary span exporter to a tracer provider"
+        )
+    return Tracing(tracer_provider, lambda: providers.tracer_provider(cast("SpanExporter", exporter)))
 
 
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()

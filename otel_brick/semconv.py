@@ -308,7 +308,7 @@ METRIC_BRICK_FINALIZE_DURATION: Final = Metric(
     "brick.finalize.duration",
     "histogram",
     "s",
-    "Time to turn the log of a step into resolved rows.",
+    "Time from the end of a step until its rows were counted.",
     (),
     BRICK_DURATION_BUCKETS_S,
 )

@@ -112,6 +112,7 @@ class DetailPolicy:
             return ALL
         if self._policy == NONE:
             return NONE
+        record.interval = self._interval
         index = trace.steps[record.phase]
         trace.steps[record.phase] = index + 1
         if index < FIRST_STEPS:

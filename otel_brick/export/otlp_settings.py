@@ -69,8 +69,7 @@ class OTLPSettings:
     @property
     def destination(self) -> str:
         """The endpoint as logs may show it, without a password."""
-        before, found, after = self.endpoint.rpartition("@")
-        return f"{before.partition('://')[0]}://{after}" if found and "://" in before else self.endpoint
+        return re.sub(r"//[^/@]*@", "//", self.endpoint)
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> OTLPSettings:

@@ -89,6 +89,8 @@ class Sender:
     def _renew(self) -> None:
         self._process = os.getpid()
         self._changed = threading.Condition()
+        # Held while counting, which may log, so that shutdown returns after everything is counted.
+        self._counting = threading.Lock()
         self._queue: deque[_Item] = deque()
         self._queued_bytes = 0
         self._numbered = 0
@@ -111,22 +113,22 @@ class Sender:
     def submit(self, payloads: Iterable[Payload], losses: Losses) -> None:
         """Queue requests and return at once; what does not fit takes the place of the oldest."""
         self.restart_in_child()  # servers that fork in C do not run Python's handlers
-        refused: dict[str, int] = {}
+        refused = 0
         dropped: list[_Item] = []
         with self._changed:
             for payload in payloads:
-                if self._closed or not self._start():
-                    reason = "already_shutdown" if self._closed else "export_failed"
-                    refused[reason] = refused.get(reason, 0) + payload.rows
+                if self._closed:
+                    refused += payload.rows
                     continue
                 self._numbered += 1
                 self._queue.append(_Item(self._numbered, payload, losses))
                 self._queued_bytes += payload.size_bytes
             while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
                 dropped.append(self._take())
+            if self._queue:
+                self._start()
             self._changed.notify_all()
-        for reason, rows in refused.items():
-            losses.add(reason, rows)
+        losses.add("already_shutdown", refused)
         for item in dropped:
             item.losses.add("queue_full", item.unsettled)
 
@@ -163,32 +165,45 @@ class Sender:
         with self._changed:
             self._closed = True
         self._transport.interrupt(deadline)
+        self._drain_without_thread()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._sending is None and not self._queue and not self._direct,
                 max(0.0, deadline - time.monotonic()),
             )
-            left = [*self._queue] if self._sending is None else [self._sending, *self._queue]
-            self._queue.clear()
-            self._queued_bytes = 0
-            rows = [(item.losses, item.unsettled) for item in left]
-            for item in left:
-                item.unsettled = 0
-            self._sending = None
-            self._changed.notify_all()
-        for losses, unsettled in rows:
-            losses.add("export_failed", unsettled)
+        self._count_the_rest()
         self._transport.close()
 
-    def _start(self) -> bool:
+    def _count_the_rest(self) -> None:
+        with self._counting:
+            with self._changed:
+                left = [*self._queue] if self._sending is None else [self._sending, *self._queue]
+                rows = [(item.losses, item.unsettled) for item in left]
+                for item in left:
+                    item.unsettled = 0
+                self._queue.clear()
+                self._queued_bytes = 0
+                self._sending = None
+                self._changed.notify_all()
+            for losses, unsettled in rows:
+                losses.add("export_failed", unsettled)
+
+    def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._work, name="otel-brick-sender", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the interpreter is shutting down
-                return False
-            self._thread = thread
-        return True
+            except RuntimeError:  # too late in the life of the process; shutdown sends what is queued
+                self._thread = None
+            else:
+                self._thread = thread
+
+    def _drain_without_thread(self) -> None:
+        with self._changed:
+            if self._thread is not None:
+                return
+            self._thread = threading.current_thread()
+        self._work()
 
     def _take(self) -> _Item:
         item = self._queue.popleft()
@@ -219,11 +234,12 @@ class Sender:
             return self._sending
 
     def _settle(self, item: _Item, receipt: Receipt) -> None:
-        with self._changed:
-            # Nothing is left where shutdown did not wait and has counted everything.
-            lost = min(receipt.rejected + receipt.failed, item.unsettled)
-            item.unsettled = max(0, item.unsettled - receipt.delivered - lost)
-        item.losses.add("export_failed", lost)
+        with self._counting:
+            with self._changed:
+                # Nothing is left where shutdown did not wait and has counted everything.
+                lost = min(receipt.rejected + receipt.failed, item.unsettled)
+                item.unsettled = max(0, item.unsettled - receipt.delivered - lost)
+            item.losses.add("export_failed", lost)
 
     def _deliveries(self, payload: Payload) -> Iterator[Receipt]:
         """Send a request, in parts where it is too large; together the receipts tell of all of its spans."""

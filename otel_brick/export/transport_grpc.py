@@ -41,6 +41,10 @@ class GrpcTransport:
     def __init__(self, settings: OTLPSettings) -> None:
         self._settings = settings
         self._patience = Patience(settings.timeout_s)
+        # gRPC wants bytes for names with this ending.
+        self._metadata = tuple(
+            (name, value.encode() if name.endswith("-bin") else value) for name, value in settings.headers
+        )
         self._lock = threading.Lock()
         self._channel: Any = None
         self._export: Any = None
@@ -79,7 +83,7 @@ class GrpcTransport:
         if export is None:
             return SHUT_DOWN
         try:
-            answer: bytes = export(body, timeout=timeout_s, metadata=self._settings.headers)
+            answer: bytes = export(body, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             return _failure(error)
         return accepted(answer)

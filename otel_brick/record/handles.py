@@ -60,7 +60,7 @@ class Handle:
     `with handle as x` binds is None.
     """
 
-    __slots__ = ("__weakref__", "_enter", "_lane", "_leave", "_now", "_on_class", "_tail")
+    __slots__ = ("__weakref__", "_enter", "_lane", "_leave", "_now", "_recorder", "_tail")
 
     def __init__(self, recorder: Recorder, site: int, tail: tuple[int, ...] = ()) -> None:
         self._lane = recorder.current.get
@@ -68,11 +68,11 @@ class Handle:
         self._enter = site
         self._leave = ~site
         self._tail = tail
-        self._on_class = handle_class(recorder.attach_context, bool(tail))
+        self._recorder = recorder
 
     def switch(self, on: bool) -> None:
         """Record from the next entry on, or stop recording."""
-        self.__class__ = self._on_class if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
+        self.__class__ = handle_class(self._recorder.attach_context, bool(self._tail)) if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         return decorate(function, lambda: self)

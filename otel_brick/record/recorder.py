@@ -62,13 +62,11 @@ class Recorder:
 
     def __init__(self, config: Config, clock: Clock, tracing: Tracing) -> None:
         self.clock = clock
-        self.tracing = tracing
         self.losses = Losses()
         self.ids = IdSource()
         self.registry = Registry(self.losses)
-        self.attach_context = config.attach_context
         self.attachments = Attachments(self.ids)
-        self.row_limit = max(MIN_ROW_LIMIT, config.max_rows_per_step)
+        self.configure(config, tracing)
         self.notify: Callable[[int], None] = lambda rows: None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
         self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)
@@ -79,6 +77,12 @@ class Recorder:
         self._indexes = itertools.count()
         self.timer_numbers = itertools.count()
         self.abandoned: deque[tuple[Lane, tuple[int, ...]]] = deque()
+
+    def configure(self, config: Config, tracing: Tracing) -> None:
+        """Use another configuration for what is recorded from now on."""
+        self.tracing = tracing
+        self.attach_context = config.attach_context
+        self.row_limit = max(MIN_ROW_LIMIT, config.max_rows_per_step)
 
     def open_step(self, phase: Phase, tokens: int) -> StepRecord:
         """A new record with its times anchored to the calendar and one lane, not yet current."""

@@ -29,6 +29,7 @@ class StepRecord:
         parent: the context of the span that rows without another parent belong to.
         root: whether the step's span begins a trace.
         reason: the value of `brick.detail.reason`, decided after the step.
+        interval: under an interval policy, one step in how many has detail; 0 otherwise.
         recording: whether rows become spans; statistics are kept in any case.
         errors: (error type, message) to index.
         handed_over: whether rows were resolved before the step ended, because it reached its row limit.
@@ -43,6 +44,7 @@ class StepRecord:
         "errors",
         "handed_over",
         "index",
+        "interval",
         "lanes",
         "lock",
         "loose",
@@ -77,6 +79,7 @@ class StepRecord:
         self.dropped = 0
         self.handed_over = False
         self.reason = ""
+        self.interval = 0
         self.root = False
 
     def error_at(self, index: int) -> tuple[str, str]:

@@ -373,7 +373,9 @@ COLLECTORS = {"http/protobuf": HttpCollector, "grpc": GrpcCollector}
 
 
 def collector(protocol: str, port: int = 0) -> Iterator[Collector]:
-    """A fixture's body: one collector, closed afterwards."""
+    """One collector, closed afterwards: the body of a fixture or of a loop."""
     server = COLLECTORS[protocol](port)
-    yield server
-    server.close()
+    try:
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,127 @@
+"""`configure`: one call that sets up everything for programs without an OpenTelemetry set-up of their own."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+
+from .config import Config
+from .profiler import BrickProfiler
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.trace import TracerProvider
+
+    from .export.otlp import BrickOTLPExporter
+
+logger = logging.getLogger("otel_brick")
+
+_PROTOCOLS = ("http/protobuf", "grpc")
+_lock = threading.Lock()
+_configured = False
+
+
+def configure(
+    profiler: BrickProfiler,
+    *,
+    service_name: str | None = None,
+    endpoint: str | None = None,
+    protocol: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    resource_attributes: Mapping[str, Any] | None = None,
+    metrics: bool = True,
+    **settings: Any,
+) -> BrickProfiler:
+    """Enable a profiler and send its traces and metrics to an OTLP endpoint; `otel_brick.configure` documents it."""
+    global _configured
+    if endpoint is not None and not isinstance(endpoint, str):
+        raise TypeError(f"endpoint must be a string, not {type(endpoint).__name__}")
+    if protocol is not None and protocol not in _PROTOCOLS:
+        raise ValueError(f"protocol must be one of {', '.join(_PROTOCOLS)}; got {protocol!r}")
+    unknown = set(settings) - set(Config.__annotations__)
+    if unknown:
+        raise TypeError(f"configure() got unexpected arguments: {', '.join(sorted(unknown))}")
+    config = Config.build(settings)
+    with _lock:
+        if _configured:
+            logger.info("already configured; the profiler is enabled and everything else stays as it is")
+            profiler.enable()
+            return profiler
+        exporter = _span_exporter(endpoint, protocol, headers)
+        profiler._connect(  # pyright: ignore[reportPrivateUsage]
+            config,
+            tracer_provider=_tracer_provider(exporter, service_name, resource_attributes),
+            exporter=exporter,
+            metric_exporter=_metric_exporter(endpoint, protocol, headers) if metrics else None,
+            meter_provider=None,
+        )
+        _exit_on_sigterm()
+        _configured = True
+    return profiler
+
+
+def _span_exporter(endpoint: str | None, protocol: str | None, headers: Mapping[str, str] | None) -> BrickOTLPExporter:
+    from .export.otlp import BrickOTLPExporter
+
+    return BrickOTLPExporter(
+        endpoint=_signal_endpoint(endpoint, protocol, "traces"), protocol=protocol, headers=headers
+    )
+
+
+def _signal_endpoint(endpoint: str | None, protocol: str | None, signal_name: str) -> str | None:
+    """The endpoint of a signal: HTTP has a path for each, gRPC does not."""
+    if endpoint is None or protocol == "grpc":
+        return endpoint
+    return f"{endpoint.rstrip('/')}/v1/{signal_name}"
+
+
+def _metric_exporter(endpoint: str | None, protocol: str | None, headers: Mapping[str, str] | None) -> MetricExporter:
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+
+        return GrpcExporter(endpoint=endpoint, headers=dict(headers) if headers else None)
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+
+    return HttpExporter(
+        endpoint=_signal_endpoint(endpoint, protocol, "metrics"), headers=dict(headers) if headers else None
+    )
+
+
+def _tracer_provider(
+    exporter: BrickOTLPExporter, service_name: str | None, attributes: Mapping[str, Any] | None
+) -> TracerProvider:
+    """The global provider, or a new one that becomes global."""
+    from .export import providers
+
+    present = trace.get_tracer_provider()
+    if not isinstance(present, trace.ProxyTracerProvider):
+        if service_name is not None or attributes:
+            logger.info("a tracer provider exists, so its resource is used as it is")
+        return present
+    provider = providers.tracer_provider(exporter, _resource(service_name, attributes))
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+def _resource(service_name: str | None, attributes: Mapping[str, Any] | None) -> Resource:
+    from opentelemetry.sdk.resources import Resource
+
+    given = dict(attributes or {})
+    if service_name is not None:
+        given["service.name"] = service_name
+    return Resource.create(given)
+
+
+def _exit_on_sigterm() -> None:
+    """Let SIGTERM end the program in an orderly way, so that exit handlers flush; a handler of the user's stays."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

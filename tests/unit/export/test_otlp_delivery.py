@@ -37,6 +37,7 @@ def make_block(rows: int, first_id: int = 1, padding: int = 0) -> NDArray[np.uin
         span = ReadableSpan(
             name="RmsNorm",
             context=SpanContext(1, number, False, TraceFlags(1)),
+            resource=RESOURCE,
             attributes={"padding": "x" * padding},
             start_time=1_700_000_000_000_000_000,
             end_time=1_700_000_000_000_000_500,
@@ -508,7 +509,7 @@ def test_requests_are_hidden_from_instrumentation(
     exporter = to(server, make)
     exporter.submit([make_block(1)], RESOURCE, losses)
     assert exporter.flush(10)
-    exporter.export([ReadableSpan(name="theirs", context=SpanContext(1, 1, False, TraceFlags(1)))])
+    exporter.export([ReadableSpan("theirs", SpanContext(1, 1, False, TraceFlags(1)), resource=RESOURCE)])
     assert enabled and not any(enabled)
     assert is_instrumentation_enabled()
 
@@ -516,7 +517,7 @@ def test_requests_are_hidden_from_instrumentation(
 def test_many_threads_may_do_everything_at_once(server: Collector, make: Make, losses: Losses) -> None:
     exporter = to(server, make)
     blocks = [make_block(3, 1 + 3 * number) for number in range(48)]
-    span = ReadableSpan(name="theirs", context=SpanContext(1, 1_000, False, TraceFlags(1)))
+    span = ReadableSpan("theirs", SpanContext(1, 1_000, False, TraceFlags(1)), resource=RESOURCE)
 
     def work(part: int) -> None:
         for block in blocks[part::4]:

@@ -29,6 +29,7 @@ def spans(count: int, padding: int = 0) -> list[ReadableSpan]:
         ReadableSpan(
             name="theirs",
             context=SpanContext(1, number, False, TraceFlags(1)),
+            resource=Resource.get_empty(),
             attributes={"padding": "x" * padding},
             start_time=1,
             end_time=2,

@@ -14,12 +14,14 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     "numpy",
@@ -36,13 +38,14 @@ class Candidate:
     """One thing to measure.
 
     Attributes:
-        run: does one round and returns its figure for one operation, in the unit of the table.
+        run: does one round and returns its figure for one operation, in the unit of the table; not used where the
+            figures are given.
         peer: the name of the candidate that this one is compared with, None for no ratio.
         target: the largest ratio that we want; only printed.
     """
 
     name: str
-    run: Callable[[], float]
+    run: Callable[[], float] = lambda: 0.0
     peer: str | None = None
     target: float | None = None
 
@@ -84,16 +87,30 @@ def per_operation(function: Callable[[], object], operations: int) -> float:
 
 def compare(title: str, candidates: Sequence[Candidate], *, rounds: int, unit: str = "ns") -> Table:
     """Run all candidates in interleaved rounds."""
-    figures: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    runs = {candidate.name: candidate.run for candidate in candidates}
+    return tabulate(title, candidates, interleave(runs, rounds), unit=unit)
+
+
+def interleave(runs: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each of some functions returns in each round."""
+    figures: dict[str, list[T]] = {name: [] for name in runs}
     for number in range(-1, rounds):
-        for candidate in candidates if number % 2 else reversed(candidates):
-            figure = candidate.run()
+        for name in runs if number % 2 else reversed(list(runs)):
+            figure = runs[name]()
             if number >= 0:
-                figures[candidate.name].append(figure)
+                figures[name].append(figure)
+    return figures
+
+
+def tabulate(
+    title: str, candidates: Sequence[Candidate], figures: Mapping[str, Sequence[float]], *, unit: str = "ns"
+) -> Table:
+    """A table of figures that interleaved rounds gave."""
+    rounds = len(figures[candidates[0].name])
     return Table(title, unit, rounds, [_row(candidate, figures) for candidate in candidates])
 
 
-def _row(candidate: Candidate, figures: dict[str, list[float]]) -> Row:
+def _row(candidate: Candidate, figures: Mapping[str, Sequence[float]]) -> Row:
     own = figures[candidate.name]
     ratio = ratio_quartiles = None
     if candidate.peer is not None:

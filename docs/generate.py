@@ -1,7 +1,7 @@
-"""Writes `docs/attributes.md` from `otel_brick.semconv`.
+"""Writes what the code knows into the pages beside this file: `attributes.md`, and a table of `configuration.md`.
 
-Run plainly it writes the page; with `--check` it writes nothing, and its exit status is 1 if the page is not
-what it would have written.
+Run plainly it writes the pages; with `--check` it writes nothing, and its exit status is 1 if a page is not what it
+would have written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from otel_brick import semconv
+from otel_brick.config import SETTINGS, Setting
+from otel_brick.export.metric_series import COUNTERS, HISTOGRAMS
 from otel_brick.semconv import Attribute, Metric
 
-PAGE = Path(__file__).with_name("attributes.md")
+FOLDER = Path(__file__).parent
+ATTRIBUTES_PAGE = "attributes.md"
+SETTINGS_PAGE = "configuration.md"
+SETTINGS_BEGIN = "<!-- Written by docs/generate.py from otel_brick/config.py: change that file, then `make docs`. -->"
+SETTINGS_END = "<!-- End of what docs/generate.py writes. -->"
 
 _UNIT_WORDS = {
     "s": "seconds",
@@ -44,6 +50,8 @@ _METRICS_HEAD = """\
 Counters and histograms are cumulative. The Prometheus name is the one that the collector's exporters and the
 OTLP receiver of Prometheus make by default; a histogram has `_bucket`, `_sum` and `_count` after it. A label
 is the attribute's name with underscores for dots.
+
+Nothing sends {unsent} in this version: their names are reserved.
 """
 
 
@@ -65,8 +73,9 @@ def prometheus_name(metric: Metric) -> str:
     return f"_{name}" if name[0].isdigit() else name
 
 
-def render() -> str:
-    """The whole page."""
+def attributes_page() -> str:
+    """All of `attributes.md`."""
+    unsent = [metric.name for metric in semconv.METRICS if metric not in (*COUNTERS, *HISTOGRAMS)]
     blocks = [
         _HEAD.format(scope=semconv.SCOPE_NAME),
         "## Attributes\n",
@@ -74,7 +83,7 @@ def render() -> str:
         *_attribute_section("CUDA", _cuda),
         *_attribute_section("From the OpenTelemetry conventions", _standard),
         "## Metrics\n",
-        _METRICS_HEAD,
+        _METRICS_HEAD.format(unsent=_codes(unsent)),
         _metric_table(semconv.METRICS),
         "### Buckets\n",
         "Upper boundaries of the explicit buckets, in seconds.\n",
@@ -83,21 +92,48 @@ def render() -> str:
     return "\n".join(blocks)
 
 
+def settings_table() -> str:
+    """The settings that are arguments and variables alike."""
+    return _table(("Argument", "Variable", "Values", "Default", "Meaning"), map(_setting_row, SETTINGS))
+
+
+def configuration_page(page: str) -> str:
+    """`configuration.md` with its table of settings as it should be.
+
+    Raises:
+        ValueError: the page does not have the comments that the table stands between.
+    """
+    before, begin, rest = page.partition(SETTINGS_BEGIN)
+    _, end, after = rest.partition(SETTINGS_END)
+    if not begin or not end:
+        raise ValueError(f"{SETTINGS_PAGE} must have the line {SETTINGS_END if begin else SETTINGS_BEGIN!r}")
+    return f"{before}{begin}\n\n{settings_table()}\n{end}{after}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/attributes.md from otel_brick.semconv.")
+    parser = argparse.ArgumentParser(description="Write what the code knows into the pages of the documentation.")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--output", type=Path, default=PAGE, help="page to write or to compare with")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pages are")
     options = parser.parse_args(arguments)
-    page: Path = options.output
-    text = render()
+    folder: Path = options.folder
+    settings = folder / SETTINGS_PAGE
+    try:
+        pages = {
+            folder / ATTRIBUTES_PAGE: attributes_page(),
+            settings: configuration_page(settings.read_text(encoding="utf-8")),
+        }
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
     if not options.check:
-        page.write_text(text, encoding="utf-8")
+        for page, text in pages.items():
+            page.write_text(text, encoding="utf-8")
         return 0
-    if page.is_file() and page.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{page} is not what otel_brick/semconv.py says; run: make docs", file=sys.stderr)
-    return 1
+    stale = [page for page, text in pages.items() if not page.is_file() or page.read_text(encoding="utf-8") != text]
+    for page in stale:
+        print(f"{page} is not what the code says; run: make docs", file=sys.stderr)
+    return 1 if stale else 0
 
 
 def _own(attribute: Attribute) -> bool:
@@ -125,6 +161,18 @@ def _attribute_row(attribute: Attribute) -> tuple[str, ...]:
         _code(attribute.unit),
         ", ".join(attribute.levels),
         attribute.brief + values,
+    )
+
+
+def _setting_row(setting: Setting) -> tuple[str, ...]:
+    values = setting.check(None) or ""
+    choices = values.removeprefix("one of ").split(", ")
+    return (
+        _code(setting.name),
+        _code(setting.variable),
+        _codes(choices) if values.startswith("one of ") else values,
+        _code(str(setting.default).lower()),
+        setting.brief,
     )
 
 

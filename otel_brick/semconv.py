@@ -216,7 +216,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     Attribute(HW_ID, "string", "", ("step", "metric", "resource"), _HW_ID_BRIEF),
     Attribute(HW_NAME, "string", "", ("step", "resource"), "Product name of the GPU."),
     Attribute(HW_VENDOR, "string", "", ("step", "resource"), "Maker of the GPU."),
-    Attribute(ERROR_TYPE, "string", "", (*_OWN_SPANS, "metric"), "Class of the exception that ended it."),
+    Attribute(ERROR_TYPE, "string", "", _OWN_SPANS, "Class of the exception that ended it."),
     Attribute(CODE_FUNCTION_NAME, "string", "", _BRICK, "Qualified name of the function that is the brick."),
     Attribute(CODE_FILE_PATH, "string", "", _BRICK, "Source file of that function."),
     Attribute(CODE_LINE_NUMBER, "int", "", _BRICK, "Line of the source file where it begins."),
@@ -249,7 +249,7 @@ METRIC_BRICK_STEP_DURATION: Final = Metric(
     "histogram",
     "s",
     "Time of whole steps, device work included.",
-    (BRICK_PHASE, ERROR_TYPE),
+    (BRICK_PHASE,),
     STEP_DURATION_BUCKETS_S,
 )
 METRIC_BRICK_DURATION: Final = Metric(

@@ -76,6 +76,8 @@ class Batch:
 
     def only(self, rows: NDArray[np.intp]) -> Batch:
         """The same steps with some of the rows, in ascending order; their parents are the nearest that are left."""
+        if len(rows) == len(self):
+            return self
         kept = np.zeros(len(self), np.bool_)
         kept[rows] = True
         number = np.append(np.where(kept, np.cumsum(kept, dtype=np.int32) - 1, -1), -1).astype(np.int32)

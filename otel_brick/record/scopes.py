@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -98,16 +99,19 @@ class StepScope:
                 semconv.BRICK_SPAN_LEVEL: "step",
                 semconv.BRICK_PHASE: self._phase.attribute_value,
                 semconv.BRICK_STEP_INDEX: record.index,
+                semconv.THREAD_ID: threading.get_ident(),
+                semconv.THREAD_NAME: threading.current_thread().name,
                 **self._attributes,
             },
             record.start_ns + record.offset_ns,
         )
         if started is not None:
-            record.tracer, record.span = started
-            record.parent = record.span.get_span_context()
-            record.recording = is_exported(record.span)
+            record.tracer, span = started
+            record.span = span if span.is_recording() else None
+            record.parent = span.get_span_context()
+            record.recording = is_exported(span)
             record.root = not trace.get_current_span(self._parent).get_span_context().is_valid
-            self._context_token = otel_context.attach(trace.set_span_in_context(record.span, self._parent))
+            self._context_token = otel_context.attach(trace.set_span_in_context(span, self._parent))
         return self
 
     def __exit__(

@@ -25,7 +25,7 @@ class StepRecord:
     Attributes:
         start_ns, end_ns: monotonic nanoseconds.
         offset_ns: what has to be added to monotonic time to get Unix time, fixed when the step began.
-        span: the step's own span, ended by the span sink; None for loose bricks and with tracing suppressed.
+        span: the step's own span, ended by the span sink; None where nothing records it.
         parent: the context of the span that rows without another parent belong to.
         root: whether the step's span begins a trace.
         reason: the value of `brick.detail.reason`, decided after the step.

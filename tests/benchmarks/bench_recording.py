@@ -1,4 +1,4 @@
-"""What recording costs the user's thread, what a row costs the whole process, and how much memory a waiting row takes.
+"""What recording costs the user's thread, what a row costs the process until it is sent, and what it takes to wait.
 
 Method
 ------
@@ -14,6 +14,17 @@ makes the same spans with `start_as_current_span`, its attributes in a dictionar
 away. Ours with spans ends in a processor and exporter of the same kind. The peer's attributes are those of a span that
 ours exported: a kernel with a launch signature and a count has 12, a brick with all its counts in a layer has 8. It is
 checked that all spans of both sides were exported. The flush of every step, some 0.7 ms, is in all rows.
+
+CPU, columnar route: the same, with rows that leave as encoded columns. "To bytes" puts requests together and throws
+them away, on both sides; "sent" posts them with the real exporters, ours and the official one, to a collector in
+another process on the loopback interface. Besides steps of 1,000 kernels, each flushed, as the peer's, there are steps
+as a program has them, that follow each other and are flushed every few thousand rows, so that the worker takes as many
+at a time as have come. All steps have detail, their spans included.
+
+Encoder: process time of one span from a resolved batch to the bytes of a request, and of one from an SDK span object
+by the official encoder. Both encode the very same kernel spans with 12 attributes.
+
+Bytes: of a span in a request, everything around it included.
 
 Memory: bytes that tracemalloc sees for a row that waits: in the list of an open step's lane, in the compact form that
 a lane takes every 4,096 rows, and in a resolved batch in front of the exporter. The peer is an ended SDK span with the
@@ -31,13 +42,24 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import harness
+import numpy as np
 import nvtx
+from collectors import UP, Discard, DiscardRows, collector
 from harness import Candidate, Table
+from numpy.typing import NDArray
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from otel_brick import BrickId, BrickProfiler
+from otel_brick.export.columnar import ColumnarEncoder
+from otel_brick.export.detail import DetailPolicy
+from otel_brick.export.otlp import BrickOTLPExporter, Frame, packed
+from otel_brick.export.readable import _Builder
+from otel_brick.export.sender import MAX_REQUEST_BYTES
+from otel_brick.export.spans import SpanSink
+from otel_brick.record.batch import Batch
 
 BRICKS = 1_000
 STEPS = 5
@@ -47,18 +69,15 @@ NVTX = 'with nvtx.annotate("x")'
 SDK_KERNEL = "SDK span, 12 attributes"
 SDK_BRICK = "SDK span, 8 attributes"
 SDK_BUFFERED = "ended SDK span in its queue"
-
-
-class Discard(SpanExporter):
-    """Encodes spans to bytes as the OTLP exporters do and throws them away."""
-
-    def __init__(self) -> None:
-        self.spans = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        encode_spans(spans).SerializeToString()
-        self.spans += len(spans)
-        return SpanExportResult.SUCCESS
+SDK_SENT = "SDK span, 12 attributes, sent"
+SHAPES = (
+    ("steps of 1,000, each flushed", 1_000, 1),
+    ("steps of 300, flushed every 9,000", 300, 30),
+    ("steps of 2,000, flushed every 10,000", 1_999, 5),
+)
+"""Names, kernels in a step and steps between two flushes. 1,999 kernels and their brick are what a step may send."""
+ENCODED = (300, 2_000, 20_000)
+UNBOUNDED = {"max_rows_per_step": 1_000_000, "max_rows_per_trace": 1_000_000}
 
 
 class Keep(SpanExporter):
@@ -163,6 +182,22 @@ def recording(scale: float) -> Table:
 
 def cpu(scale: float) -> Table:
     """Process time of one row from its scope to its bytes."""
+    kernel, brick = _example_spans()
+    return harness.compare(
+        f"CPU: process time of one row, steps of {BRICKS:,}, scope to bytes",
+        [
+            Candidate(SDK_KERNEL, _through(lambda p: _sdk_step(p, kernel))),
+            Candidate("kernel row, as SDK span object", _through(_kernel_step), SDK_KERNEL),
+            Candidate(SDK_BRICK, _through(lambda p: _sdk_step(p, brick))),
+            Candidate("brick row, as SDK span object", _through(_brick_step), SDK_BRICK),
+            Candidate("brick row, statistics only", _through(lambda p: _brick_step(p, "none")), SDK_BRICK),
+        ],
+        rounds=max(5, round(40 * scale)),
+    )
+
+
+def _example_spans() -> tuple[ReadableSpan, ReadableSpan]:
+    """A kernel and a brick that were exported."""
     keep = Keep()
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(keep))
@@ -173,17 +208,7 @@ def cpu(scale: float) -> Table:
     kernel, brick = keep.spans["gemv"], keep.spans["RmsNorm"]
     if len(kernel.attributes or {}) != 12 or len(brick.attributes or {}) != 8:
         raise RuntimeError("the rows do not have the attributes that the titles promise")
-    return harness.compare(
-        f"CPU: process time of one row, steps of {BRICKS:,}, scope to bytes",
-        [
-            Candidate(SDK_KERNEL, _through(lambda p: _sdk_step(p, kernel))),
-            Candidate("kernel row, as SDK span object", _through(_kernel_step), SDK_KERNEL, 1 / 60),
-            Candidate(SDK_BRICK, _through(lambda p: _sdk_step(p, brick))),
-            Candidate("brick row, as SDK span object", _through(_brick_step), SDK_BRICK, 1 / 60),
-            Candidate("brick row, statistics only", _through(lambda p: _brick_step(p, "none")), SDK_BRICK),
-        ],
-        rounds=max(5, round(40 * scale)),
-    )
+    return kernel, brick
 
 
 def _through(make: Callable[[TracerProvider], Callable[[], int]]) -> Callable[[], float]:
@@ -262,6 +287,165 @@ def _brick_step(provider: TracerProvider, detail: str = "all") -> Callable[[], i
         return spans
 
     return step
+
+
+# --- columnar ---
+
+
+class Counted(SpanExporter):
+    """Counts the spans that an exporter delivers."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.spans = 0
+        self._exporter = exporter
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        self.spans += len(spans) if result is SpanExportResult.SUCCESS else 0
+        return result
+
+
+def columnar(scale: float) -> Table:
+    """Process time of one row that leaves as an encoded column."""
+    kernel, _ = _example_spans()
+    with collector(UP) as endpoint:
+        return harness.compare(
+            "CPU, columnar route: process time of one kernel row with 12 attributes, scope to bytes or to the socket",
+            [
+                Candidate(SDK_KERNEL, _sdk_exported(kernel, Discard())),
+                *(
+                    Candidate(f"{name}, to bytes", _columns(DiscardRows(), rows, steps), SDK_KERNEL, 1 / 60)
+                    for name, rows, steps in SHAPES
+                ),
+                Candidate(SDK_SENT, _sdk_exported(kernel, Counted(OTLPSpanExporter(endpoint=endpoint)))),
+                *(
+                    Candidate(f"{name}, sent", _columns(BrickOTLPExporter(endpoint=endpoint), rows, steps), SDK_SENT)
+                    for name, rows, steps in SHAPES
+                ),
+            ],
+            rounds=max(5, round(40 * scale)),
+        )
+
+
+def _sdk_exported(span: ReadableSpan, exporter: Discard | Counted) -> Callable[[], float]:
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    step = _sdk_step(provider, span)
+
+    def run() -> float:
+        before = exporter.spans
+        begin = time.process_time_ns()
+        promised = step()
+        provider.force_flush()
+        figure = (time.process_time_ns() - begin) / BRICKS
+        if exporter.spans - before != promised:
+            raise RuntimeError(f"{exporter.spans - before} spans were exported instead of {promised}")
+        return figure
+
+    return run
+
+
+def _columns(exporter: DiscardRows | BrickOTLPExporter, rows: int, steps: int) -> Callable[[], float]:
+    """A candidate that runs some steps of as many kernels and waits until all of it has left."""
+    profiler = BrickProfiler.enabled(exporter=exporter, detail="all")
+    brick, kernel = profiler.define("FusedGateUp"), _kernel(profiler)
+
+    def run() -> float:
+        begin = time.process_time_ns()
+        for _ in range(steps):
+            with profiler.step(phase="decode"), brick:
+                for _ in range(rows):
+                    with kernel:
+                        pass
+        delivered = profiler.flush()
+        figure = (time.process_time_ns() - begin) / (rows * steps)
+        lost = {reason: count for reason, count in profiler.losses().items() if count}
+        if not delivered or lost:
+            raise RuntimeError(f"rows were lost: {lost}")
+        return figure
+
+    return run
+
+
+def encoder(scale: float) -> Table:
+    """Process time of encoding one span."""
+    candidates: list[Candidate] = []
+    for count in ENCODED:
+        official, ours = _encoders(count)
+        peer = f"official encoder, {count:,} spans"
+        candidates += [Candidate(peer, official), Candidate(f"columnar encoder, {count:,} spans", ours, peer)]
+    return harness.compare(
+        "Encoder: process time of one span of 12 attributes, to the bytes of a request",
+        candidates,
+        rounds=max(5, round(15 * scale)),
+    )
+
+
+class Capture:
+    """A route that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Batch, NDArray[np.int64]]] = []
+
+    def send(self, batch: Batch, ends: NDArray[np.int64]) -> None:
+        self.sent.append((batch, ends))
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+
+def _encoders(count: int) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Encode `count` kernel spans, officially and as columns; both as often as makes 2,000 spans or more."""
+    profiler = BrickProfiler.enabled(tracer_provider=TracerProvider(), detail="all", **UNBOUNDED)
+    recorder, capture = profiler._recorder, Capture()
+    profiler._pipeline.replace(DetailPolicy(profiler.config, recorder.losses), SpanSink(recorder, capture))
+    kernel = _kernel(profiler)
+    with profiler.step(phase="decode"), profiler.define("FusedGateUp"):
+        for _ in range(count):
+            with kernel:
+                pass
+    profiler.flush()
+    ((batch, ends),) = capture.sent
+    record = batch.steps[0]
+    assert record.parent is not None
+    builder = _Builder(recorder, batch, ends)
+    spans = list(builder.readable_spans(record, record.tracer, record.parent, range(len(batch))))[1:]
+    rows, columns, frame = np.arange(1, count + 1), ColumnarEncoder(recorder.registry), Frame.of(spans[0].resource)
+    times = -(-2_000 // count)
+
+    def official() -> int:
+        return len(encode_spans(spans).SerializeToString())
+
+    def ours() -> int:
+        blocks = columns.encode(batch, rows, ends, batch.span_id)
+        return sum(len(payload.body()) for payload in packed(frame, blocks, MAX_REQUEST_BYTES))
+
+    def timed(encode: Callable[[], int]) -> float:
+        begin = time.process_time_ns()
+        for _ in range(times):
+            encode()
+        return (time.process_time_ns() - begin) / (times * count)
+
+    if not 0.99 < ours() / official() < 1.01:
+        raise RuntimeError(f"{ours()} bytes instead of {official()}")
+    return lambda: timed(official), lambda: timed(ours)
+
+
+def size() -> Table:
+    """Bytes of one span in a request."""
+    kernel, _ = _example_spans()
+    sdk, columns = Discard(), DiscardRows()
+    _sdk_exported(kernel, sdk)()
+    _columns(columns, 1_999, 1)()
+    return harness.compare(
+        "Bytes: size of one kernel span with 12 attributes in a request",
+        [
+            Candidate(SDK_KERNEL, lambda: sdk.bytes / sdk.spans),
+            Candidate("columnar", lambda: columns.row_bytes / columns.rows, SDK_KERNEL),
+        ],
+        rounds=1,
+        unit="bytes",
+    )
 
 
 # --- memory ---
@@ -352,7 +536,7 @@ def _open_step(*, compact: bool) -> tuple[Callable[[int], object], Callable[[], 
 
 
 def _fill_queue() -> tuple[Callable[[int], object], Callable[[], object]]:
-    profiler = BrickProfiler.enabled(tracer_provider=TracerProvider(), detail="all")
+    profiler = BrickProfiler.enabled(tracer_provider=TracerProvider(), detail="all", **UNBOUNDED)
     profiler._recorder.notify = lambda rows: None  # no worker: what we collect stays in the queue
     kernel = _kernel(profiler)
 
@@ -374,6 +558,9 @@ def main() -> None:
     for name, table in (
         ("recording", recording(options.scale)),
         ("cpu", cpu(options.scale)),
+        ("columnar", columnar(options.scale)),
+        ("encoder", encoder(options.scale)),
+        ("bytes", size()),
         ("memory", memory()),
     ):
         harness.show(table)

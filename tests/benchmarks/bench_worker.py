@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 import harness
-from bench_recording import Discard
+from collectors import Discard
 from harness import Candidate, Table
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace import TracerProvider

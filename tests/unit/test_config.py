@@ -20,6 +20,7 @@ DEFAULTS = {
     "max_rows_per_step": 2000,
     "max_rows_per_trace": 4000,
     "attach_context": False,
+    "histograms": "explicit",
 }
 FROM_ENVIRONMENT = {
     "detail": ("OTEL_BRICK_DETAIL", "none", "none"),
@@ -27,6 +28,7 @@ FROM_ENVIRONMENT = {
     "max_rows_per_step": ("OTEL_BRICK_MAX_ROWS_PER_STEP", "70000", 70_000),
     "max_rows_per_trace": ("OTEL_BRICK_MAX_ROWS_PER_TRACE", "1", 1),
     "attach_context": ("OTEL_BRICK_ATTACH_CONTEXT", "true", True),
+    "histograms": ("OTEL_BRICK_HISTOGRAMS", "exponential", "exponential"),
 }
 FROM_ARGUMENTS = {
     "detail": "all",
@@ -34,6 +36,7 @@ FROM_ARGUMENTS = {
     "max_rows_per_step": 5,
     "max_rows_per_trace": 6,
     "attach_context": False,
+    "histograms": "none",
 }
 BAD_VARIABLES = {
     "detail": ("some", "all,none", "1", "true"),
@@ -41,6 +44,7 @@ BAD_VARIABLES = {
     "max_rows_per_step": ("0", "-2000", "2000.0", "unlimited"),
     "max_rows_per_trace": ("0", "-1", "\N{INFINITY}"),
     "attach_context": ("1", "0", "yes", "on", "truthy"),
+    "histograms": ("some", "explicit,none", "0", "false", "exponential_histogram"),
 }
 EXPECTATIONS = {
     "detail": "one of auto, all, none",
@@ -48,6 +52,7 @@ EXPECTATIONS = {
     "max_rows_per_step": "an integer from 1 to 2147483647",
     "max_rows_per_trace": "an integer from 1 to 2147483647",
     "attach_context": "true or false",
+    "histograms": "one of explicit, exponential, none",
 }
 BAD_ARGUMENTS = {
     "detail": ("some", "", "ALL", 1, True, ["all"], b"all"),
@@ -55,6 +60,7 @@ BAD_ARGUMENTS = {
     "max_rows_per_step": (0, -1, 1.0, "2000", False, float("inf")),
     "max_rows_per_trace": (0, -1, 1.0, "2000", True),
     "attach_context": (1, 0, "true", "false", "", [], 1.0),
+    "histograms": ("some", "", "EXPLICIT", 0, False, ["none"], b"none"),
 }
 EACH = pytest.mark.parametrize("name", DEFAULTS)
 

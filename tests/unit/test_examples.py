@@ -80,10 +80,33 @@ def check_async_server(output: str, directory: Path) -> None:
     assert output.endswith("every expert is below the mixture of its own step, and nothing was lost\n")
 
 
+def check_otlp(output: str, directory: Path) -> None:
+    lines = output.splitlines()
+    assert lines[0] == "delivered"
+    spans = {name: int(count) for count, name in re.findall(r"^ +(\d+) x (.+)$", output, re.MULTILINE)}
+    # Every step leaves; four have detail: the first two and, one in 16, those with index 16 and 32.
+    assert spans.pop("step decode") == 40
+    assert set(spans) == {"layer decoder", "RmsNorm", "UpProjection"}
+    assert set(spans.values()) == {4 * 4}
+    metrics = dict(re.findall(r"^(brick\.\S+) +(.+)$", output, re.MULTILINE))
+    assert metrics == {
+        "brick.calls": "sum in {call}",
+        "brick.duration": "histogram in s",
+        "brick.elements": "sum in {element}",
+        "brick.finalize.duration": "histogram in s",
+        "brick.io": "sum in By",
+        "brick.records.dropped": "sum in {record}",
+        "brick.step.duration": "histogram in s",
+        "brick.time": "sum in s",
+        "brick.tokens": "sum in {token}",
+    }
+
+
 CHECKS: dict[str, Callable[[str, Path], None]] = {
     "async_server": check_async_server,
     "existing_tracer": check_existing_tracer,
     "minimal": check_minimal,
+    "otlp": check_otlp,
 }
 
 
@@ -105,7 +128,7 @@ def test_an_example_imports_only_what_comes_with_the_library(example: Path) -> N
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module or "")
     foreign = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
-    allowed = re.compile(r"(numpy|otel_brick|opentelemetry\.(trace|sdk))(\..+)?")
+    allowed = re.compile(r"(numpy|otel_brick|opentelemetry\.(trace|sdk|proto))(\..+)?")
     assert not {name for name in foreign if not allowed.fullmatch(name)}
 
 

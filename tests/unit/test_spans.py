@@ -45,6 +45,8 @@ def test_attributes_are_exactly_these(profiler: BrickProfiler, traces: InMemoryT
             "brick.token.count": 7,
             "brick.timing.source": "host",
             "brick.detail.reason": "all",
+            "thread.id": threading.get_ident(),
+            "thread.name": "MainThread",
             "gen_ai.request.model": "m",
         },
     )

@@ -285,10 +285,12 @@ class RawServer:
 
     Args:
         read_bytes: closes a connection after so many bytes; None keeps all open and never answers.
+        once: whether it goes away with the first connection.
     """
 
-    def __init__(self, read_bytes: int | None = None) -> None:
+    def __init__(self, read_bytes: int | None = None, once: bool = False) -> None:
         self._read_bytes = read_bytes
+        self._once = once
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=16)
         self.port = self._socket.getsockname()[1]
         self.connections = 0
@@ -308,6 +310,8 @@ class RawServer:
                     connection.recv(self._read_bytes)
                 except OSError:
                     pass
+                if self._once:
+                    self.close()
                 connection.close()
 
     def close(self) -> None:

@@ -241,4 +241,3 @@ def test_varint_is_protobufs(value: int) -> None:
     from google.protobuf.internal.encoder import _VarintBytes
 
     assert varint(value) == _VarintBytes(value)
-

@@ -180,9 +180,7 @@ def test_a_request_of_500_steps(cap: int | None) -> None:
     provider.force_flush()
 
     (request,) = span_trees(spans.get_finished_spans())
-    detail = {
-        step.attributes["brick.step.index"]: step.attributes["brick.detail.reason"] for step in request.children
-    }
+    detail = {step.attributes["brick.step.index"]: step.attributes["brick.detail.reason"] for step in request.children}
     assert len(detail) == 500
     selected = {0: "first", 1: "first", **dict.fromkeys(range(16, 500, 16), "interval"), 410: "slow"}
     if cap is None:

@@ -326,13 +326,29 @@ def test_a_collector_that_comes_back_gets_what_follows(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_connection_that_is_refused_is_tried_until_time_is_over(make: Make, losses: Losses, protocol: str) -> None:
+def test_a_collector_that_restarts_gets_what_was_sent_meanwhile(make: Make, losses: Losses, protocol: str) -> None:
+    raw = RawServer(read_bytes=1_000, once=True)
+    path = "/v1/traces" if protocol == "http/protobuf" else ""
+    exporter = make(endpoint=f"http://127.0.0.1:{raw.port}{path}", protocol=protocol)
+    exporter.submit([make_block(20, padding=1_000)], RESOURCE, losses)
+    assert not exporter.flush(0.1)
+    assert raw.connections == 1
+    for server in collector(protocol, raw.port):
+        assert exporter.flush(10)
+        assert (ids(server), lost(losses)) == (list(range(1, 21)), {})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_connection_that_is_refused_is_tried_until_time_is_over(
+    make: Make, losses: Losses, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "backoff_s", lambda attempts: 0.1)
     endpoint = f"http://127.0.0.1:{free_port()}" + ("/v1/traces" if protocol == "http/protobuf" else "")
     exporter = make(endpoint=endpoint, protocol=protocol, timeout_s=0.8)
     began = time.monotonic()
     exporter.submit([make_block(3)], RESOURCE, losses)
     assert exporter.flush(5)
-    assert 0.2 < time.monotonic() - began < 1.5
+    assert 0.6 < time.monotonic() - began < 1.3
     assert lost(losses) == {"export_failed": 3}
 
 

@@ -19,9 +19,9 @@ from .export.readable import ReadableRoute
 from .export.spans import ColumnarRoute, SpanSink
 from .pipeline import Pipeline
 from .record.clock import Clock
+from .record.measured import Verbs
 from .record.recorder import Recorder
 from .record.tracing import Tracing
-from .record.verbs import Verbs
 from .stats.reader import StatsReader, Tables, rate_argument
 from .taxonomy import BrickBottleneck, BrickId
 

@@ -6,8 +6,6 @@ drawing out where the output cannot show them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -17,10 +15,12 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from .. import semconv
+from ..export.tree import SpanNode, span_trees
 from .traces import EXPORTER_PACKAGE
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
+    from collections.abc import Sequence
 
     from .. import BrickStats
     from .demo import DemoResult, PhaseTime
@@ -28,34 +28,6 @@ if TYPE_CHECKING:
 _EXTRA_HINT = 'pip install "otel-brick[cli]"'
 _LABEL_WIDTH = 30
 _INDENT_WIDTH = 4
-
-
-@dataclass(frozen=True)
-class SpanNode:
-    """One span with its children in order of start."""
-
-    span: ReadableSpan
-    children: tuple[SpanNode, ...]
-
-    @property
-    def name(self) -> str:
-        """The span's name."""
-        return self.span.name
-
-    @property
-    def duration_ns(self) -> int:
-        """End minus start; 0 where either is missing."""
-        start_ns, end_ns = self.span.start_time, self.span.end_time
-        return 0 if start_ns is None or end_ns is None else end_ns - start_ns
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether the span is a layer's."""
-        return self.attribute("brick.span.level") == "layer"
-
-    def attribute(self, name: str) -> object:
-        """An attribute's value, or None."""
-        return (self.span.attributes or {}).get(name)
 
 
 def print_report(console: Console, result: DemoResult) -> None:
@@ -110,24 +82,9 @@ def brick_table(bricks: Sequence[BrickStats], total_ns: int, *, micro: str) -> T
     return table
 
 
-def span_trees(spans: Sequence[ReadableSpan]) -> list[SpanNode]:
-    """Arrange finished spans by their parent ids; spans whose parent is not among them are roots."""
-    ids = {_span_id(span) for span in spans}
-    children: dict[int | None, list[ReadableSpan]] = {}
-    for span in spans:
-        parent = span.parent.span_id if span.parent is not None and span.parent.span_id in ids else None
-        children.setdefault(parent, []).append(span)
-
-    def build(parent: int | None) -> Iterator[SpanNode]:
-        for span in sorted(children.get(parent, ()), key=lambda span: span.start_time or 0):
-            yield SpanNode(span, tuple(build(_span_id(span))))
-
-    return list(build(None))
-
-
 def typical_step(steps: Sequence[SpanNode]) -> SpanNode | None:
     """The decode step of median duration, or of any phase where there is no decode step."""
-    decode = [step for step in steps if step.attribute("brick.phase") == "decode"]
+    decode = [step for step in steps if step.attributes.get(semconv.BRICK_PHASE) == "decode"]
     ordered = sorted(decode or steps, key=lambda step: step.duration_ns)
     return ordered[len(ordered) // 2] if ordered else None
 
@@ -155,7 +112,7 @@ def step_tree(step: SpanNode, *, micro: str) -> Tree:
 
 
 def _tree_line(node: SpanNode, *, depth: int, micro: str) -> Text:
-    label = f"{node.name} {node.attribute('brick.layer.index')}" if node.is_layer else node.name
+    label = f"{node.name} {node.attributes.get(semconv.BRICK_LAYER_INDEX)}" if node.is_layer else node.name
     width = _LABEL_WIDTH - _INDENT_WIDTH * depth
     return Text(f"{label:<{width}}{_duration(node.duration_ns, micro):>12}")
 
@@ -176,11 +133,6 @@ def _print_files(console: Console, result: DemoResult) -> None:
         trace_line = f"{result.trace_path} ({size}, OTLP JSON lines)"
     for name, line in (("Profile", str(result.profile_path)), ("Traces", trace_line)):
         console.print(f"{name:<10}{line}", markup=False, soft_wrap=True)
-
-
-def _span_id(span: ReadableSpan) -> int:
-    context = span.get_span_context()
-    return context.span_id if context is not None else 0
 
 
 def _duration(duration_ns: int, micro: str) -> str:

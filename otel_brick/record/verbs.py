@@ -1,11 +1,10 @@
-"""The verbs of recording: everything a user calls to say that something happens."""
+"""The verbs that return scopes: steps, lanes, layers, bricks and kernels, and the switch that turns them off."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any, Final, cast
@@ -17,15 +16,12 @@ from .handles import Handle
 from .lane import (
     TAG_BYTES_READ,
     TAG_BYTES_WRITTEN,
-    TAG_COMPRESSED,
     TAG_ELEMENTS,
     TAG_LAYER,
-    IdleLane,
 )
 from .off import OffScope, OffStep
 from .recorder import Recorder
 from .scopes import LaneScope, StepScope
-from .timers import BrickTimer, elapsed_argument
 from .tracing import LinkLike, ParentLike, link_arguments, parent_argument
 
 MAX_HANDLES: Final = 1 << 17
@@ -45,8 +41,8 @@ OMITTED: Final = cast("int", _Omitted.omitted)
 """Stands for a count that is not given; to a type checker it is an integer like the others."""
 
 
-class Verbs:
-    """Recording for one recorder, on or off."""
+class ScopeVerbs:
+    """The verbs that return scopes, for one recorder, on or off."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -260,7 +256,7 @@ class Verbs:
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, not {type(name).__name__} ({name!r})")
         launch = launch_argument(ptx_hash, grid, block, shared_mem)
-        counts = _counts(elements, bytes_read, bytes_written)
+        counts = count_arguments(elements, bytes_read, bytes_written)
         key = (name, launch, *counts)
         return self._kernels.get(key) or self._handle(
             self._kernels, key, Descriptor(SpanLevel.Kernel, printable(name[:MAX_KERNEL_NAME]), launch=launch), *counts
@@ -283,7 +279,7 @@ class Verbs:
         Raises:
             TypeError, ValueError: an argument is not what it should be.
         """
-        counts = _counts(elements, bytes_read, bytes_written)
+        counts = count_arguments(elements, bytes_read, bytes_written)
         key = (brick, *(OMITTED if count == NO_COUNT else count for count in counts), category, exact)
         descriptor = self._recorder.registry.brick(brick, category, exact=exact)
         return self._bricks.get(key) or self._handle(self._bricks, key, descriptor, *counts)
@@ -305,7 +301,7 @@ class Verbs:
         site = registry.site(number, elements, bytes_read, bytes_written, layer)
         if site is None:
             site = registry.bare_site(number)
-            tail = _tags(elements, bytes_read, bytes_written)
+            tail = count_tags(elements, bytes_read, bytes_written)
             if layer != NO_COUNT:
                 tail = (*tail, TAG_LAYER, layer)
         handle = Handle(self._recorder, site, tail)
@@ -316,123 +312,8 @@ class Verbs:
             cache[key] = handle
         return handle
 
-    def start_brick(self, brick: BrickId) -> BrickTimer:
-        """Start a known brick; `stop_brick` ends it. On a disabled profiler the timer is dead.
 
-        Raises:
-            TypeError: not a `BrickId`; `start` takes names.
-        """
-        if self._refuses():
-            return BrickTimer(self._recorder, None)
-        if not isinstance(brick, BrickId):
-            raise TypeError(f"brick must be a BrickId, not {type(brick).__name__}; start() takes names")
-        return BrickTimer(self._recorder, self._bare_site(brick))
-
-    def start(self, name: str, *, exact: bool = False) -> BrickTimer:
-        """Start a brick by name or alias; `stop` ends it. On a disabled profiler the timer is dead.
-
-        Raises:
-            TypeError, ValueError: the name is not a string or empty.
-        """
-        if self._refuses():
-            return BrickTimer(self._recorder, None)
-        return BrickTimer(self._recorder, self._bare_site(name, exact=exact, argument="name"))
-
-    def stop(
-        self,
-        timer: BrickTimer,
-        elements: int = OMITTED,
-        *,
-        bytes_read: int = OMITTED,
-        bytes_written: int = OMITTED,
-    ) -> None:
-        """End a started brick with counts that may be known only now; a dead timer is ignored.
-
-        Raises:
-            TypeError, ValueError: a count is not an integer from 0 to 2**63 - 1; the timer goes on then.
-        """
-        if not isinstance(timer, BrickTimer):
-            raise TypeError(f"timer must be a BrickTimer, not {type(timer).__name__} ({timer!r})")
-        timer.stop(_tags(*_counts(elements, bytes_read, bytes_written)) if timer.running else ())
-
-    stop_brick = stop
-
-    def record_elapsed(
-        self,
-        name: BrickId | str,
-        elapsed: int | timedelta,
-        elements: int = OMITTED,
-        *,
-        category: BrickCategory | None = None,
-        bytes_read: int = OMITTED,
-        bytes_written: int = OMITTED,
-    ) -> None:
-        """Record a brick that ends now and took `elapsed`, integer nanoseconds or a `timedelta`.
-
-        Raises:
-            TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
-        """
-        if self._refuses():
-            return
-        nanoseconds = elapsed_argument(elapsed)
-        tags = _tags(*_counts(elements, bytes_read, bytes_written))
-        self._complete(self._bare_site(name, category, argument="name"), nanoseconds, tags)
-
-    def record_elapsed_with_bytes(
-        self,
-        name: BrickId | str,
-        elapsed: int | timedelta,
-        elements: int,
-        input_bytes: int,
-        output_bytes: int,
-    ) -> None:
-        """Record a brick that read `input_bytes` and wrote them compressed as `output_bytes`.
-
-        Raises:
-            TypeError, ValueError: an argument is not what it should be; nothing is recorded then.
-        """
-        if self._refuses():
-            return
-        nanoseconds = elapsed_argument(elapsed)
-        tags = _tags(
-            count_argument("elements", elements),
-            count_argument("input_bytes", input_bytes),
-            count_argument("output_bytes", output_bytes),
-        )
-        self._complete(self._bare_site(name, argument="name"), nanoseconds, (*tags, TAG_COMPRESSED, 1))
-
-    def add_tokens(self, count: int) -> None:
-        """Add to the tokens of the current step; outside every step nothing is counted.
-
-        Raises:
-            TypeError, ValueError: `count` is not an integer from 0 to 2**63 - 1.
-        """
-        if self._refuses():
-            return
-        number = count_argument("count", count)
-        lane = self._recorder.current.get()
-        if not isinstance(lane, IdleLane):
-            with lane.record.lock:
-                lane.record.tokens += number
-
-    def _bare_site(
-        self,
-        brick: BrickId | str,
-        category: BrickCategory | None = None,
-        *,
-        exact: bool = False,
-        argument: str = "brick",
-    ) -> int:
-        registry = self._recorder.registry
-        described = registry.brick(brick, category, exact=exact, argument=argument)
-        return registry.bare_site(registry.descriptor(described))
-
-    def _complete(self, site: int, elapsed_ns: int, tags: tuple[int, ...]) -> None:
-        end = self._recorder.clock.now()
-        self._recorder.current.get().complete((site, end - elapsed_ns, ~site, end, *tags))
-
-
-def _counts(elements: int, bytes_read: int, bytes_written: int) -> tuple[int, int, int]:
+def count_arguments(elements: int, bytes_read: int, bytes_written: int) -> tuple[int, int, int]:
     """Check counts; an omitted one becomes -1."""
     return (
         NO_COUNT if elements is OMITTED else count_argument("elements", elements),
@@ -441,7 +322,7 @@ def _counts(elements: int, bytes_read: int, bytes_written: int) -> tuple[int, in
     )
 
 
-def _tags(elements: int, bytes_read: int, bytes_written: int) -> tuple[int, ...]:
+def count_tags(elements: int, bytes_read: int, bytes_written: int) -> tuple[int, ...]:
     """The tags that write counts into a log."""
     tags: tuple[int, ...] = ()
     if elements != NO_COUNT:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -50,8 +51,6 @@ _METRICS_HEAD = """\
 Counters and histograms are cumulative. The Prometheus name is the one that the collector's exporters and the
 OTLP receiver of Prometheus make by default; a histogram has `_bucket`, `_sum` and `_count` after it. A label
 is the attribute's name with underscores for dots.
-
-Nothing sends {unsent} in this version: their names are reserved.
 """
 
 
@@ -83,7 +82,8 @@ def attributes_page() -> str:
         *_attribute_section("CUDA", _cuda),
         *_attribute_section("From the OpenTelemetry conventions", _standard),
         "## Metrics\n",
-        _METRICS_HEAD.format(unsent=_codes(unsent)),
+        _METRICS_HEAD,
+        textwrap.fill(f"Names only, which this version does not send: {_codes(unsent)}.", 120) + "\n",
         _metric_table(semconv.METRICS),
         "### Buckets\n",
         "Upper boundaries of the explicit buckets, in seconds.\n",

@@ -69,7 +69,7 @@ class OTLPSettings:
     @property
     def destination(self) -> str:
         """The endpoint as logs may show it, without a password."""
-        return re.sub(r"//[^/@]*@", "//", self.endpoint)
+        return _without_user(self.endpoint)
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> OTLPSettings:
@@ -188,8 +188,12 @@ def _parsed(variable: str, text: str, default: T, parse: Callable[[Any], T]) -> 
     try:
         return parse(text)
     except ValueError as error:
-        _warn(variable, f"must be {error}; got {text!r}, using the default")
+        _warn(variable, f"must be {error}; got {_without_user(text)!r}, using the default")
         return default
+
+
+def _without_user(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
 
 
 _warned: set[tuple[str, str]] = set()

@@ -9,19 +9,31 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from otel_brick import BrickProfiler, BrickStats, CategoryStats, Statistics
-from otel_brick.config import SETTINGS
+import otel_brick
+from otel_brick import BrickProfiler, BrickStats, CategoryStats, Config, Statistics, pipeline
+from otel_brick.export import columnar, detail, sender
+from otel_brick.export.otlp import BrickOTLPExporter
+from otel_brick.export.otlp_settings import OTLPSettings
+from otel_brick.record import descriptors, recorder, step, verbs
 from otel_brick.record.losses import REASONS
+from otel_brick.stats import steps, table
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+COLLECTOR = "http://localhost:4318"
+"""What the pages send to."""
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 _spec = importlib.util.spec_from_file_location("docs_draw_step", ROOT / "docs" / "draw_step.py")
@@ -54,6 +66,28 @@ def run(code: str, directory: Path) -> str:
     return result.stdout
 
 
+@contextmanager
+def collector() -> Iterator[tuple[str, list[str]]]:
+    """A collector that takes everything: its address, and the paths of the requests so far."""
+    paths: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", paths
+        server.shutdown()
+        thread.join()
+
+
 def shape(report: str) -> list[str]:
     """The lines of a report without its measurements, in any order; counts stay."""
     return sorted(re.sub(r" *\d+\.\d+", " #", line) for line in report.strip().splitlines())
@@ -65,8 +99,14 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "brick_profile.json").read_text(encoding="utf-8"))["total_tokens"] == 100
 
 
+def test_the_readme_sends_traces_and_metrics_with_one_call(tmp_path: Path) -> None:
+    with collector() as (address, paths):
+        run(blocks(README, "python")[1].replace(COLLECTOR, address), tmp_path)
+    assert set(paths) == {"/v1/traces", "/v1/metrics"}
+
+
 def test_the_readme_puts_a_step_below_the_request_without_more_set_up(tmp_path: Path) -> None:
-    printed = run(blocks(README, "python")[1], tmp_path)
+    printed = run(blocks(README, "python")[2], tmp_path)
     decoder, position = json.JSONDecoder(), 0
     spans: dict[str, dict[str, Any]] = {}
     while position < len(printed):
@@ -82,9 +122,11 @@ def test_the_readme_puts_a_step_below_the_request_without_more_set_up(tmp_path: 
     }
 
 
-@pytest.mark.parametrize("name", ["concepts.md", "reference.md"])
+@pytest.mark.parametrize("name", ["concepts.md", "configuration.md", "performance.md", "reference.md"])
 def test_the_code_of_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
-    run("\n".join(blocks(ROOT / "docs" / name, "python")), tmp_path)
+    with collector() as (address, paths):
+        run("\n".join(blocks(ROOT / "docs" / name, "python")).replace(COLLECTOR, address), tmp_path)
+    assert set(paths) == ({"/v1/traces", "/v1/metrics"} if name == "configuration.md" else set())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -113,18 +155,72 @@ def test_set_up_is_two_commands_that_make_knows() -> None:
     assert {command.removeprefix("make ") for command in commands} <= set(targets)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_the_reference_has_every_setting_with_its_variable_and_default(setting: object) -> None:
-    name, variable, default = (getattr(setting, key) for key in ("name", "variable", "default"))
-    shown = f"`{default}`" if isinstance(default, str) else str(default)
-    shown = f"`{shown.lower()}`" if isinstance(default, bool) else shown
-    assert f"| `{name}` | `{variable}` | {shown} |" in REFERENCE
+def test_both_pages_have_every_argument_of_a_profiler() -> None:
+    arguments = list(inspect.signature(BrickProfiler).parameters)
+    settings = CONFIGURATION.partition("## Settings")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", settings, re.MULTILINE)) == sorted(arguments)
+    sending = REFERENCE.partition("## Sending")[2].partition("\n### ")[0]
+    cells = re.findall(r"^\| (`.+?) \|", sending, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(arguments)
 
 
-def test_the_reference_has_every_argument_of_a_profiler() -> None:
-    arguments = inspect.signature(BrickProfiler).parameters
-    section = REFERENCE.partition("## Configuration")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(arguments)
+def test_the_configuration_page_has_every_argument_of_configure() -> None:
+    section = CONFIGURATION.partition("### One call")[2].partition("\n### ")[0]
+    arguments = set(inspect.signature(otel_brick.configure).parameters) - {"settings"}
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == arguments
+
+
+def test_the_configuration_page_has_every_argument_and_variable_of_the_exporter() -> None:
+    section = CONFIGURATION.partition("## The OTLP exporter")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", section, re.MULTILINE))
+    assert set(rows) == set(inspect.signature(BrickOTLPExporter).parameters)
+    values = {
+        "protocol": "grpc",
+        "endpoint": "https://collector:1",
+        "headers": "a=b",
+        "timeout_s": "7",
+        "compression": "gzip",
+        "insecure": "true",
+        "certificate_file": __file__,
+        "client_key_file": __file__,
+        "client_certificate_file": __file__,
+    }
+    given = {f"OTEL_EXPORTER_OTLP_{rows[argument]}": value for argument, value in values.items()}
+    read = OTLPSettings.build({}, given)
+    assert (read.protocol, read.endpoint, read.headers) == ("grpc", "collector:1", (("a", "b"),))
+    assert (read.timeout_s, read.compression, read.insecure) == (7.0, "gzip", False)
+    assert {read.certificate_file, read.client_key_file, read.client_certificate_file} == {__file__}
+
+
+BOUNDS = {
+    "MIN_ROW_LIMIT": recorder.MIN_ROW_LIMIT,
+    "MAX_PENDING_ROWS": pipeline.MAX_PENDING_ROWS,
+    "MAX_QUEUED_ROWS": pipeline.MAX_QUEUED_ROWS,
+    "max_rows_per_step": Config.build({}, {}).max_rows_per_step,
+    "max_rows_per_trace": Config.build({}, {}).max_rows_per_trace,
+    "MAX_QUEUE_BYTES": sender.MAX_QUEUE_BYTES,
+    "MAX_REQUEST_BYTES": sender.MAX_REQUEST_BYTES,
+    "MAX_TRACES": detail.MAX_TRACES,
+    "MAX_DYNAMIC_BRICKS": descriptors.MAX_DYNAMIC_BRICKS,
+    "MAX_DESCRIPTORS": descriptors.MAX_DESCRIPTORS,
+    "MAX_SITES": descriptors.MAX_SITES,
+    "MAX_HANDLES": verbs.MAX_HANDLES,
+    "MAX_TEMPLATES": columnar.MAX_TEMPLATES,
+    "MAX_LAYERS": table.MAX_LAYERS,
+    "MAX_LANES": steps.MAX_LANES,
+    "MAX_ERRORS": step.MAX_ERRORS,
+    "MAX_ERROR_TEXT": descriptors.MAX_ERROR_TEXT,
+    "MAX_KERNEL_NAME": verbs.MAX_KERNEL_NAME,
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_performance_page_has_the_bounds_of_the_code(name: str) -> None:
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.partition("## Memory")[2].splitlines() if f"`{name}`" in line]
+    (bound,) = (row[1] for row in rows if f"`{name}`" in row[2])
+    value = BOUNDS[name]
+    assert (f"{value >> 20} MiB" if name.endswith("_BYTES") else f"{value:,}") in bound
 
 
 def test_the_reference_has_every_reason_of_losses() -> None:

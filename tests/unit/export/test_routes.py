@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
 from otel_brick import BrickProfiler
-from otel_brick.export.otlp import BrickOTLPExporter
+from otel_brick.export import BrickOTLPExporter
 from otel_brick.testing import InMemoryTraces
 from tests.unit.export.servers import SILENT, Answer, Collector, RawServer, collector, free_port
 

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from .app import commands
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in ("click", "rich"):
+        if package not in ("click", "rich", "threadpoolctl"):
             raise
         hint = 'pip install "otel-brick[cli]"'
         print(f"otel-brick: {package} is not installed, the command needs it: {hint}", file=sys.stderr)

@@ -67,10 +67,8 @@ def demo(*, preset: str, prompt: str, tokens: int, seed: int, output: Path, deta
     """Profile a transformer decoder that generates text, in numpy on this machine.
 
     The model is real, its weights are random (nothing is downloaded), so the text is gibberish and the
-    times are not. Files of an earlier run in the same directory are replaced.
-
-    On a busy machine, BLAS threads that wait for each other make short operations slow; for steady times set
-    OPENBLAS_NUM_THREADS=1 (or your BLAS library's variable).
+    times are not. It runs on one core, so that they are steady. Files of an earlier run in the same directory are
+    replaced.
     """
     from .demo import DemoOptions, run_demo
     from .report import print_report

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from .. import BrickProfiler
 from .decoder import PRESETS, Decoder, KvCache, Sampler, TokenArray, encode
@@ -83,7 +84,11 @@ def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
     """
     config = PRESETS[options.preset]
     prompt = encode(options.prompt)
-    with TraceRecorder(options.output / TRACE_NAME, service_name=SERVICE_NAME) as traces:
+    # BLAS threads that wait for each other on a busy machine would make short operations a hundred times slower.
+    with (
+        threadpool_limits(limits=1),
+        TraceRecorder(options.output / TRACE_NAME, service_name=SERVICE_NAME) as traces,
+    ):
         profiler = BrickProfiler.enabled(tracer_provider=traces.provider, detail=options.detail)
         try:
             decoder = Decoder(config, seed=options.seed, profiler=profiler)
@@ -116,7 +121,7 @@ def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
 
 
 def _warm_up(decoder: Decoder, profiler: BrickProfiler) -> None:
-    """One step unseen by the profiler, so that starting the BLAS threads is nobody's brick."""
+    """One step unseen by the profiler, so that what happens once only is nobody's brick."""
     profiler.disable()
     decoder.forward(encode("x"), KvCache(decoder.config, 1))
     profiler.enable()

@@ -21,8 +21,7 @@ import pytest
 
 import otel_brick
 from otel_brick import BrickProfiler, BrickStats, CategoryStats, Config, Statistics, pipeline
-from otel_brick.export import columnar, detail, sender
-from otel_brick.export.otlp import BrickOTLPExporter
+from otel_brick.export import BrickOTLPExporter, columnar, detail, sender
 from otel_brick.export.otlp_settings import OTLPSettings
 from otel_brick.record import descriptors, recorder, step, verbs
 from otel_brick.record.losses import REASONS

@@ -48,8 +48,6 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
             **os.environ,
             "PYTHONPATH": str(root),
             "PYTHONIOENCODING": "utf-8",
-            # BLAS threads that wait for each other on a busy machine make short matrices slow.
-            "OPENBLAS_NUM_THREADS": "1",
             **environment,
         },
     )

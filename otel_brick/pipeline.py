@@ -40,6 +40,9 @@ MAX_PENDING_ROWS: Final = 1 << 17
 MAX_QUEUED_ROWS: Final = 1 << 18
 """Resolved rows that may wait for the exporter; beyond it, the oldest batches lose their span detail."""
 
+MAX_QUEUED_STEPS: Final = 1 << 16
+"""Steps that may wait for the exporter; beyond it, the oldest are lost with their own spans."""
+
 
 class BatchSink(Protocol):
     """What the worker exports to."""
@@ -160,6 +163,10 @@ class Pipeline:
             logger.exception(message)
 
     def _shorten_queue(self) -> None:
+        while len(self._queue) > 1 and sum(len(batch.steps) for batch in self._queue) > MAX_QUEUED_STEPS:
+            batch = self._queue.popleft()
+            self._queued_rows -= len(batch)
+            self._recorder.losses.add("queue_full", len(batch) + len(batch.steps))
         for position, batch in enumerate(self._queue):
             if self._queued_rows <= MAX_QUEUED_ROWS:
                 break

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .config import Config
-from .export import pmat, providers, text
+from .export import pmat, text
 from .export.detail import DetailPolicy
 from .export.outputs import MetricReadings, Outputs
-from .export.readable import ReadableRoute
+from .export.readable import Pace, ReadableRoute
 from .export.spans import ColumnarRoute, SpanSink
 from .pipeline import Pipeline
 from .record.clock import Clock
+from .record.losses import Losses
 from .record.measured import Verbs
 from .record.recorder import Recorder
 from .record.tracing import Tracing
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import TracerProvider
 
+    from .export.prometheus import BrickCollector
     from .export.spans import RowExporter
 
 
@@ -86,7 +88,9 @@ class BrickProfiler(Verbs, StatsReader):
                 "histograms": histograms,
             }
         )
-        super().__init__(Recorder(self.config, clock or Clock(), _tracing(tracer_provider, exporter)))
+        losses = Losses()
+        tracing = _tracing(tracer_provider, exporter, losses)
+        super().__init__(Recorder(self.config, clock or Clock(), tracing, losses))
         self._pipeline = Pipeline(
             self._recorder, DetailPolicy(self.config, self._recorder.losses), self._sink(exporter)
         )
@@ -115,21 +119,25 @@ class BrickProfiler(Verbs, StatsReader):
 
     def _sink(self, exporter: RowExporter | None) -> SpanSink:
         recorder = self._recorder
-        route = ReadableRoute(recorder) if exporter is None else ColumnarRoute(recorder, exporter)
-        return SpanSink(recorder, route)
+        pace = Pace(recorder)
+        route = ReadableRoute(recorder, pace) if exporter is None else ColumnarRoute(recorder, exporter)
+        return SpanSink(recorder, route, pace)
 
     def _open(
         self,
         exporter: RowExporter | None,
         metric_exporter: MetricExporter | None,
         meter_provider: MeterProvider | None,
+        *,
+        close_exporter: bool = True,
     ) -> Outputs:
         pipeline = self._pipeline
-        readings = MetricReadings(self._recorder, pipeline, lambda: Tables(pipeline.table, pipeline.steps))
+        self._readings = MetricReadings(self._recorder, pipeline, lambda: Tables(pipeline.table, pipeline.steps))
         outputs = Outputs(
             self._recorder,
-            readings,
+            self._readings,
             exporter=exporter,
+            close_exporter=close_exporter,
             metric_exporter=metric_exporter,
             meter_provider=meter_provider,
             histograms=self.config.histograms,
@@ -147,23 +155,36 @@ class BrickProfiler(Verbs, StatsReader):
     def _connect(
         self,
         config: Config,
-        *,
-        tracer_provider: TracerProvider | None,
-        exporter: RowExporter | None,
+        tracing: Tracing,
+        exporter: RowExporter,
         metric_exporter: MetricExporter | None,
-        meter_provider: MeterProvider | None,
+        *,
+        close_exporter: bool,
     ) -> None:
-        """Give a profiler that has no outputs of its own yet a configuration and outputs."""
+        """Give a profiler that has no outputs of its own yet a configuration and outputs, and enable it."""
         self.config = config
-        self._recorder.configure(config, _tracing(tracer_provider, exporter))
+        self._recorder.configure(config, tracing)
         self._pipeline.replace(DetailPolicy(config, self._recorder.losses), self._sink(exporter))
-        self._outputs = self._open(exporter, metric_exporter, meter_provider)
+        self._outputs = self._open(exporter, metric_exporter, None, close_exporter=close_exporter)
         self._switch(True)
+
+    def prometheus_collector(self) -> BrickCollector:
+        """A collector for a registry of `prometheus_client` (extra `prometheus`): `registry.register(...)` it.
+
+        Raises:
+            ModuleNotFoundError: `prometheus_client` is not installed.
+        """
+        from .export.prometheus import BrickCollector
+
+        return BrickCollector(self._readings.now)
 
     # --- life ---
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Export everything that has ended and flush the tracer provider; False if that took too long or failed."""
+        """Export everything that has ended, and flush the tracer provider and the metrics; False if that took too long.
+
+        What a collector refuses is no reason to wait longer: `losses()` counts it.
+        """
         deadline = time.monotonic() + timeout_s
         delivered = self._pipeline.flush(timeout_s)
         return self._outputs.flush(max(0.0, deadline - time.monotonic())) and delivered
@@ -265,7 +286,7 @@ class BrickProfiler(Verbs, StatsReader):
         pmat.write(Path(path), self.to_json())
 
 
-def _tracing(tracer_provider: TracerProvider | None, exporter: RowExporter | None) -> Tracing:
+def _tracing(tracer_provider: TracerProvider | None, exporter: RowExporter | None, losses: Losses) -> Tracing:
     if exporter is None:
         return Tracing(tracer_provider)
     if not hasattr(exporter, "submit"):
@@ -273,7 +294,13 @@ def _tracing(tracer_provider: TracerProvider | None, exporter: RowExporter | Non
             f"exporter must be a BrickOTLPExporter, not {type(exporter).__name__}; "
             "give an ordinary span exporter to a tracer provider"
         )
-    return Tracing(tracer_provider, lambda: providers.tracer_provider(cast("SpanExporter", exporter)))
+
+    def make_private() -> TracerProvider:
+        from .export.providers import tracer_provider
+
+        return tracer_provider(cast("SpanExporter", exporter), losses)
+
+    return Tracing(tracer_provider, make_private)
 
 
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from opentelemetry import trace
 
 from .config import Config
 from .profiler import BrickProfiler
+from .record.tracing import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -55,59 +57,76 @@ def configure(
             profiler.enable()
             return profiler
         exporter = _span_exporter(endpoint, protocol, headers)
+        provider, ours = _tracer_provider(profiler, exporter, service_name, resource_attributes)
         profiler._connect(  # pyright: ignore[reportPrivateUsage]
             config,
-            tracer_provider=_tracer_provider(exporter, service_name, resource_attributes),
-            exporter=exporter,
-            metric_exporter=_metric_exporter(endpoint, protocol, headers) if metrics else None,
-            meter_provider=None,
+            Tracing(provider, ours=provider if ours else None),
+            exporter,
+            _metric_exporter(endpoint, protocol, headers) if metrics else None,
+            # The exporter of a provider that is global now closes with that.
+            close_exporter=not ours,
         )
         _exit_on_sigterm()
         _configured = True
     return profiler
 
 
-def _span_exporter(endpoint: str | None, protocol: str | None, headers: Mapping[str, str] | None) -> BrickOTLPExporter:
+def _protocol(given: str | None, signal_name: str) -> str:
+    """The protocol of a signal: the argument, then the signal's variable, then the general one, then HTTP."""
+    for value in (
+        given,
+        os.environ.get(f"OTEL_EXPORTER_OTLP_{signal_name.upper()}_PROTOCOL"),
+        os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL"),
+    ):
+        if value and value.strip() in _PROTOCOLS:
+            return value.strip()
+    return _PROTOCOLS[0]
+
+
+def _endpoint(base: str | None, protocol: str, signal_name: str) -> str | None:
+    """The endpoint of a signal: HTTP has a path for each, gRPC does not."""
+    if base is None or protocol == "grpc":
+        return base
+    return f"{base.rstrip('/')}/v1/{signal_name}"
+
+
+def _span_exporter(endpoint: str | None, given: str | None, headers: Mapping[str, str] | None) -> BrickOTLPExporter:
     from .export.otlp import BrickOTLPExporter
 
-    return BrickOTLPExporter(
-        endpoint=_signal_endpoint(endpoint, protocol, "traces"), protocol=protocol, headers=headers
-    )
+    protocol = _protocol(given, "traces")
+    return BrickOTLPExporter(endpoint=_endpoint(endpoint, protocol, "traces"), protocol=protocol, headers=headers)
 
 
-def _signal_endpoint(endpoint: str | None, protocol: str | None, signal_name: str) -> str | None:
-    """The endpoint of a signal: HTTP has a path for each, gRPC does not."""
-    if endpoint is None or protocol == "grpc":
-        return endpoint
-    return f"{endpoint.rstrip('/')}/v1/{signal_name}"
-
-
-def _metric_exporter(endpoint: str | None, protocol: str | None, headers: Mapping[str, str] | None) -> MetricExporter:
+def _metric_exporter(endpoint: str | None, given: str | None, headers: Mapping[str, str] | None) -> MetricExporter:
+    protocol = _protocol(given, "metrics")
+    sent = dict(headers) if headers else None
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 
-        return GrpcExporter(endpoint=endpoint, headers=dict(headers) if headers else None)
+        return GrpcExporter(endpoint=endpoint, headers=sent)
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
 
-    return HttpExporter(
-        endpoint=_signal_endpoint(endpoint, protocol, "metrics"), headers=dict(headers) if headers else None
-    )
+    return HttpExporter(endpoint=_endpoint(endpoint, protocol, "metrics"), headers=sent)
 
 
 def _tracer_provider(
-    exporter: BrickOTLPExporter, service_name: str | None, attributes: Mapping[str, Any] | None
-) -> TracerProvider:
-    """The global provider, or a new one that becomes global."""
+    profiler: BrickProfiler,
+    exporter: BrickOTLPExporter,
+    service_name: str | None,
+    attributes: Mapping[str, Any] | None,
+) -> tuple[TracerProvider, bool]:
+    """The global provider, or a new one that becomes global; and whether it is new."""
     from .export import providers
 
     present = trace.get_tracer_provider()
     if not isinstance(present, trace.ProxyTracerProvider):
         if service_name is not None or attributes:
             logger.info("a tracer provider exists, so its resource is used as it is")
-        return present
-    provider = providers.tracer_provider(exporter, _resource(service_name, attributes))
+        return present, False
+    losses = profiler._recorder.losses  # pyright: ignore[reportPrivateUsage]
+    provider = providers.tracer_provider(exporter, losses, _resource(service_name, attributes))
     trace.set_tracer_provider(provider)
-    return provider
+    return provider, True
 
 
 def _resource(service_name: str | None, attributes: Mapping[str, Any] | None) -> Resource:

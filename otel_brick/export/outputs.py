@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -79,15 +80,17 @@ class Outputs:
         readings: MetricReadings,
         *,
         exporter: RowExporter | None,
+        close_exporter: bool,
         metric_exporter: MetricExporter | None,
         meter_provider: MeterProvider | None,
         histograms: str,
     ) -> None:
         self._recorder = recorder
-        self._exporter = exporter
+        self._exporter = exporter if close_exporter else None
         self._pusher: MetricPusher | None = None
         self._observed: Observed | None = None
-        if metric_exporter is not None:
+        disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        if metric_exporter is not None and not disabled:
             self._pusher = MetricPusher(lambda: readings.data(self._resource, histograms), metric_exporter)
         if meter_provider is not None:
             self._observed = observe(meter_provider, readings.now)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import Tracer, TracerProvider
+    from opentelemetry.trace import Tracer
 
     from ..record.batch import Batch
     from ..record.recorder import Recorder
@@ -41,33 +41,48 @@ YIELD_SPANS: Final = 16
 YIELD_S: Final = 50e-6
 
 
-def flush_provider(provider: TracerProvider, timeout_s: float) -> bool:
-    """Flush a tracer provider; True where it has nothing to flush."""
-    force_flush = getattr(provider, "force_flush", None)
-    return force_flush is None or bool(force_flush(int(timeout_s * 1000)))
-
-
-class ReadableRoute:
-    """Sends rows through the processors of the provider that made their step."""
+class Pace:
+    """Flushes the provider after so many spans that a batch processor's queue cannot overflow through us."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._chunk = _chunk_size()
         self._handed_over = 0
 
+    def note(self) -> None:
+        """One more span was handed to the provider's processors."""
+        self._handed_over += 1
+        if self._handed_over % YIELD_SPANS == 0:
+            # Another thread gets the interpreter after 5 ms of asking, or at once when we sleep.
+            time.sleep(YIELD_S)
+        if self._handed_over >= self._chunk:
+            self.flush(FLUSH_TIMEOUT_S)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Flush the provider now; True where it has nothing to flush."""
+        self._handed_over = 0
+        force_flush = getattr(self._recorder.tracing.provider, "force_flush", None)
+        return force_flush is None or bool(force_flush(int(timeout_s * 1000)))
+
+
+class ReadableRoute:
+    """Sends rows through the processors of the provider that made their step."""
+
+    def __init__(self, recorder: Recorder, pace: Pace) -> None:
+        self._recorder = recorder
+        self._pace = pace
+
     def send(self, batch: Batch, ends: NDArray[np.int64]) -> None:
         """Hand over the rows of all recorded steps; losses are counted and nothing is raised."""
         bounds = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
         builder = _Builder(self._recorder, batch, ends)
         for number, record in enumerate(batch.steps):
-            self._handed_over += not record.loose
             if record.recording:
                 self._send(record, builder, range(bounds[number], bounds[number + 1]))
 
     def flush(self, timeout_s: float) -> bool:
-        """Flush the provider; True where it has nothing to flush."""
-        self._handed_over = 0
-        return flush_provider(self._recorder.tracing.provider, timeout_s)
+        """Rows wait nowhere but in the provider."""
+        return True
 
     def _send(self, record: StepRecord, builder: _Builder, rows: range) -> None:
         tracer, parent = record.tracer, record.parent
@@ -79,23 +94,15 @@ class ReadableRoute:
             if processor is None:
                 for _ in builder.through_api(record, tracer, parent, rows):
                     sent += 1
-                    self._pace()
+                    self._pace.note()
             else:
                 for span in builder.readable_spans(record, tracer, parent, rows):
                     processor.on_end(span)
                     sent += 1
-                    self._pace()
+                    self._pace.note()
         except Exception:
             logger.warning("a span processor failed on the spans below a step", exc_info=True)
             self._recorder.losses.add("export_failed", len(rows) - sent)
-
-    def _pace(self) -> None:
-        self._handed_over += 1
-        if self._handed_over % YIELD_SPANS == 0:
-            # Another thread gets the interpreter after 5 ms of asking, or at once when we sleep.
-            time.sleep(YIELD_S)
-        if self._handed_over >= self._chunk:
-            self.flush(FLUSH_TIMEOUT_S)
 
 
 class _Builder:

@@ -14,7 +14,6 @@ from .. import semconv
 from ..taxonomy import TimingSource
 from .attributes import Attributes, failure
 from .columnar import ColumnarEncoder
-from .readable import flush_provider
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ..record.losses import Losses
     from ..record.recorder import Recorder
     from ..record.step import StepRecord
+    from .readable import Pace
 
 logger = logging.getLogger("otel_brick")
 
@@ -72,9 +72,8 @@ class ColumnarRoute:
             )
 
     def flush(self, timeout_s: float) -> bool:
-        """Flush the provider, which has the steps, and wait for the exporter, which has the rows."""
-        steps = flush_provider(self._recorder.tracing.provider, timeout_s)
-        return self._exporter.flush(timeout_s) and steps
+        """Wait for the exporter."""
+        return self._exporter.flush(timeout_s)
 
     @staticmethod
     def _resource(batch: Batch) -> Resource:
@@ -90,9 +89,10 @@ class ColumnarRoute:
 class SpanSink:
     """Turns batches into spans."""
 
-    def __init__(self, recorder: Recorder, route: RowRoute) -> None:
+    def __init__(self, recorder: Recorder, route: RowRoute, pace: Pace) -> None:
         self._recorder = recorder
         self._route = route
+        self._pace = pace
 
     def export(self, batch: Batch) -> None:
         """End the steps of a batch and send their rows; losses are counted."""
@@ -105,8 +105,9 @@ class SpanSink:
         self._route.send(batch, ends)
 
     def flush(self, timeout_s: float) -> bool:
-        """Deliver what was exported; False if that takes too long."""
-        return self._route.flush(timeout_s)
+        """Deliver what was exported, the steps by their provider and the rows by their route."""
+        steps = self._pace.flush(timeout_s)
+        return self._route.flush(timeout_s) and steps
 
     def _end_step(self, record: StepRecord, span: Span, end_unix_ns: int) -> None:
         attributes: Attributes = {
@@ -130,6 +131,7 @@ class SpanSink:
             logger.warning("a span processor failed on a step span", exc_info=True)
             self._recorder.losses.add("export_failed")
         record.span = None
+        self._pace.note()
 
 
 def stretched_ends(batch: Batch) -> NDArray[np.int64]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from datetime import timedelta
 
 from ..taxonomy import BrickCategory, BrickId
-from .descriptors import count_argument
+from .descriptors import OVERFLOW_NAME, count_argument
 from .lane import TAG_COMPRESSED, IdleLane
+from .recorder import Recorder
 from .timers import BrickTimer, elapsed_argument
 from .verbs import OMITTED, ScopeVerbs, count_arguments, count_tags
 
 
 class Verbs(ScopeVerbs):
     """Everything a user calls to say that something happens."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._bare_sites: dict[tuple[BrickId | str, bool], int] = {}
 
     def start_brick(self, brick: BrickId) -> BrickTimer:
         """Start a known brick; `stop_brick` ends it. On a disabled profiler the timer is dead.
@@ -121,9 +126,16 @@ class Verbs(ScopeVerbs):
         exact: bool = False,
         argument: str = "brick",
     ) -> int:
+        if brick.__class__ is str or brick.__class__ is BrickId:
+            site = self._bare_sites.get((brick, exact)) if category is None else None
+            if site is not None:
+                return site
         registry = self._recorder.registry
         described = registry.brick(brick, category, exact=exact, argument=argument)
-        return registry.bare_site(registry.descriptor(described))
+        site = registry.bare_site(registry.descriptor(described))
+        if described.name != OVERFLOW_NAME:
+            self._bare_sites[brick, exact] = site
+        return site
 
     def _complete(self, site: int, elapsed_ns: int, tags: tuple[int, ...]) -> None:
         end = self._recorder.clock.now()

@@ -60,9 +60,9 @@ class Recorder:
         notify: called with the number of rows now waiting, whenever a step has ended.
     """
 
-    def __init__(self, config: Config, clock: Clock, tracing: Tracing) -> None:
+    def __init__(self, config: Config, clock: Clock, tracing: Tracing, losses: Losses) -> None:
         self.clock = clock
-        self.losses = Losses()
+        self.losses = losses
         self.ids = IdSource()
         self.registry = Registry(self.losses)
         self.attachments = Attachments(self.ids)

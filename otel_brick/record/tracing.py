@@ -74,9 +74,18 @@ class Tracing:
     """Starts step spans with the given provider, or with whatever provider is global at that moment."""
 
     def __init__(
-        self, provider: TracerProvider | None, make_private: Callable[[], TracerProvider] | None = None
+        self,
+        provider: TracerProvider | None,
+        make_private: Callable[[], TracerProvider] | None = None,
+        *,
+        ours: TracerProvider | None = None,
     ) -> None:
-        """Use `provider`, or the global one; where there is none, the one that `make_private` makes."""
+        """Use `provider`, or the global one; where there is none, the one that `make_private` makes.
+
+        Args:
+            ours: a provider that we have made ourselves, so that nobody needs to be told what it does.
+        """
+        self._ours = ours
         self._given = provider
         self._make_private = make_private
         self.private: TracerProvider | None = None
@@ -101,7 +110,7 @@ class Tracing:
         provider = self.provider
         if self._tracer is None or provider is not self._provider:
             self._tracer, self._provider = provider.get_tracer(SCOPE_NAME, __version__), provider
-            if provider is not self.private:
+            if provider is not self.private and provider is not self._ours:
                 _tell_route(self._tracer, columnar=self._make_private is not None)
         return self._tracer
 

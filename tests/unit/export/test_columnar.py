@@ -17,7 +17,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from otel_brick import BrickCategory, BrickProfiler
 from otel_brick.export.columnar import MAX_TEMPLATES, ColumnarEncoder, varint
 from otel_brick.export.detail import DetailPolicy
-from otel_brick.export.readable import _Builder
+from otel_brick.export.readable import Pace, _Builder
 from otel_brick.export.spans import SpanSink
 from otel_brick.record.batch import Batch
 from otel_brick.record.recorder import Recorder
@@ -66,7 +66,7 @@ def both(**arguments: Any) -> tuple[BrickProfiler, BothRoutes]:
     )
     routes = BothRoutes(profiler._recorder)
     detail = DetailPolicy(profiler.config, profiler._recorder.losses)
-    profiler._pipeline.replace(detail, SpanSink(profiler._recorder, routes))
+    profiler._pipeline.replace(detail, SpanSink(profiler._recorder, routes, Pace(profiler._recorder)))
     return profiler, routes
 
 

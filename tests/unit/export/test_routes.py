@@ -142,6 +142,53 @@ def test_the_variables_configure_what_is_not_given(receiver: Receiver) -> None:
     assert "brick.calls" in receiver.metrics()
 
 
+def test_many_small_steps_arrive_whole(receiver: Receiver) -> None:
+    program = """
+import otel_brick
+profiler = otel_brick.configure(endpoint=ENDPOINT, detail="all", metrics=False)
+handle = otel_brick.define("B")
+for _ in range(10_000):
+    with otel_brick.step():
+        with handle:
+            pass
+assert profiler.shutdown(timeout_s=50)
+assert not any(profiler.losses().values()), profiler.losses()
+from opentelemetry import trace
+trace.get_tracer("app").start_span("after our shutdown").end()
+"""
+    done = run(program, receiver.endpoint)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Counter(span.name for span in receiver.spans()) == {
+        "step other": 10_000,
+        "B": 10_000,
+        "after our shutdown": 1,
+    }
+
+
+def test_a_disabled_sdk_sends_nothing_and_counts_everything(receiver: Receiver) -> None:
+    done = run(PROGRAM + "print(profiler.step_count())", receiver.endpoint, OTEL_SDK_DISABLED="true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+    assert receiver.received == []
+
+
+def test_metrics_follow_a_variable_that_names_the_protocol_too() -> None:
+    for server in collector("grpc"):
+        program = PROGRAM.replace("ENDPOINT, res", "ENDPOINT, metrics=False, res") + "print(profiler.flush())"
+        done = run(program, server.endpoint, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+        assert len(server.spans()) == 12
+
+
+def test_spans_that_a_collector_refuses_are_counted_steps_included() -> None:
+    for server in collector("http/protobuf"):
+        server.script.always = Answer("bad")
+        exporter = BrickOTLPExporter(endpoint=server.endpoint)
+        profiler = BrickProfiler.enabled(exporter=exporter, detail="all")
+        record(profiler, 4)
+        profiler.shutdown(timeout_s=10)
+        assert profiler.losses()["export_failed"] == 4 + 20
+
+
 def test_a_program_ended_by_sigterm_delivers_too(receiver: Receiver) -> None:
     code = f"ENDPOINT = {receiver.endpoint!r}\n{PROGRAM}\nprint('ready', flush=True)\nimport time\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

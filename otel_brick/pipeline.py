@@ -7,7 +7,6 @@ slow exporter costs span detail, which is counted, never statistics or the time 
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from .record.batch import drop_detail
+from .record.recorder import Ended
 from .record.resolve import resolve
 from .stats.exemplars import Exemplars
 from .stats.steps import StepTable
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
     from .export.detail import DetailPolicy
     from .record.batch import Batch
-    from .record.recorder import Ended, Part, Recorder
-
-logger = logging.getLogger("otel_brick")
+    from .record.recorder import Item, Recorder
 
 EXIT_TIMEOUT_S: Final = 10.0
 COALESCE_S: Final = 0.2
@@ -89,10 +87,10 @@ class Pipeline:
         self._queue: deque[Batch] = deque()
         self._queued_rows = 0
         self._flushes: deque[_Flush] = deque()
-        self._start_lock = threading.Lock()
+        self._start_lock = threading.RLock()
         self._worker: threading.Thread | None = None
         self._stopping = False
-        self._logged: set[str] = set()
+        self._collecting = False
 
     def _forget(self) -> None:
         self.generation += 1
@@ -108,7 +106,7 @@ class Pipeline:
     def _notify(self, waiting_rows: int) -> None:
         if not self._wake.is_set():
             self._wake.set()
-            if self._worker is None:
+            if self._worker is None or not self._worker.is_alive():
                 self._start()
         if waiting_rows >= COALESCE_ROWS:
             self._full.set()
@@ -117,11 +115,12 @@ class Pipeline:
 
     def _start(self) -> None:
         with self._start_lock:
-            if self._worker is None and not self._stopping:
+            alive = self._worker is not None and self._worker.is_alive()
+            if not alive and not self._stopping:
                 # The thread holds the pipeline weakly while it waits, so that a forgotten profiler can go.
                 wake = self._wake
-                alive = weakref.ref(self, lambda _: wake.set())
-                worker = threading.Thread(target=_work, args=(alive, wake), name="otel-brick", daemon=True)
+                held = weakref.ref(self, lambda _: wake.set())
+                worker = threading.Thread(target=_work, args=(held, wake), name="otel-brick", daemon=True)
                 try:
                     worker.start()
                 except RuntimeError:  # the interpreter is shutting down; reads still collect
@@ -136,15 +135,29 @@ class Pipeline:
         """Resolve every step that has ended and add it to the statistics."""
         self._recorder.close_abandoned()
         with self.lock:
-            while items := self._recorder.take(MAX_BATCH_ROWS):
-                try:
-                    self._apply(items)
-                except Exception:
-                    self._log_once("rows could not be resolved")
-                    self._recorder.losses.add("encode_error", sum(item.rows for item in items))
-            self._shorten_queue()
+            # A finalizer or signal handler may read us while we are at it; it gets what is there.
+            if self._collecting:
+                return
+            self._collecting = True
+            try:
+                while items := self._recorder.take(MAX_BATCH_ROWS):
+                    self._try(items)
+                self._shorten_queue()
+            finally:
+                self._collecting = False
 
-    def _apply(self, items: list[Ended | Part]) -> None:
+    def _try(self, items: list[Item]) -> None:
+        losses = self._recorder.losses
+        try:
+            self._apply(items)
+        except Exception as error:
+            losses.remember("rows could not be resolved", error)
+            losses.add("encode_error", sum(item.rows for item in items))
+            for item in items:
+                if isinstance(item, Ended) and item.record.span is not None:
+                    item.record.span.end(item.record.end_ns + item.record.offset_ns)
+
+    def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
         batch = resolve(items, registry, self._recorder.losses)
         rows = self._detail.select(batch, registry.descriptor_level.data[batch.descriptor], self.steps)
@@ -155,12 +168,6 @@ class Pipeline:
             self.exemplars.add(detail, registry)
             self._queue.append(detail)
             self._queued_rows += len(detail)
-
-    def _log_once(self, message: str) -> None:
-        """Log the exception being handled; what repeats is only counted."""
-        if message not in self._logged:
-            self._logged.add(message)
-            logger.exception(message)
 
     def _shorten_queue(self) -> None:
         while len(self._queue) > 1 and sum(len(batch.steps) for batch in self._queue) > MAX_QUEUED_STEPS:
@@ -188,7 +195,8 @@ class Pipeline:
 
     def flush(self, timeout_s: float) -> bool:
         """Let the worker export everything that has ended and flush the provider; False if that takes too long."""
-        if self._worker is None:
+        self._recorder.check_process()
+        if self._worker is None or not self._worker.is_alive():
             self._start()
         if self._worker is None or not self._worker.is_alive():
             self.collect()
@@ -210,18 +218,21 @@ class Pipeline:
         if self._worker is not None:
             self._worker.join(max(0.0, deadline - time.monotonic()))
         self.collect()
+        if self._worker is None or not self._worker.is_alive():
+            self._export()
         self._abandon()
+        self._recorder.losses.tell()
         return delivered
 
     def _abandon(self) -> None:
-        """End the steps that a worker in time trouble has left, without their rows."""
-        while True:
-            with self.lock:
-                if not self._queue:
-                    return
-                batch = self._queue.popleft()
+        """Count what a worker in time trouble leaves, steps included."""
+        with self.lock:
+            left, self._queue = self._queue, deque()
+            self._queued_rows = 0
+        for batch in left:
             drop_detail(batch, np.arange(len(batch)), "already_shutdown", self._recorder.losses)
-            self._sink.export(batch.only(np.empty(0, np.intp)))
+            ended = sum(record.span is not None for record in batch.steps)
+            self._recorder.losses.add("already_shutdown", ended)
 
     def work(self) -> bool:
         """One round of the worker; False when it should end."""
@@ -231,10 +242,13 @@ class Pipeline:
         requests = list(self._flushes)
         self.collect()
         self._export()
+        self._recorder.losses.tell()
         for request in requests:
             self._flushes.popleft()
-            request.delivered = self._sink.flush(request.timeout_s)
-            request.done.set()
+            try:
+                request.delivered = self._sink.flush(request.timeout_s)
+            finally:
+                request.done.set()
         return not self._stopping
 
     def _export(self) -> None:
@@ -246,8 +260,8 @@ class Pipeline:
                 self._queued_rows -= len(batch)
             try:
                 self._sink.export(batch)
-            except Exception:
-                self._log_once("spans could not be exported")
+            except Exception as error:
+                self._recorder.losses.remember("spans could not be exported", error)
                 self._recorder.losses.add("encode_error", len(batch))
 
 

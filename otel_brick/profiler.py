@@ -29,9 +29,9 @@ from .taxonomy import BrickBottleneck, BrickId
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricExporter
-    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import TracerProvider
 
+    from .export.otlp import BrickOTLPExporter
     from .export.prometheus import BrickCollector
     from .export.spans import RowExporter
 
@@ -98,6 +98,7 @@ class BrickProfiler(Verbs, StatsReader):
         self._bottlenecks: dict[str, BrickBottleneck] = {}
         self._l2_cache_hit_rate: float | None = None
         self._zero_copy = False
+        self._recorder.on_fork = _restart_in_child
         _profilers.add(self)
 
     @classmethod
@@ -204,6 +205,7 @@ class BrickProfiler(Verbs, StatsReader):
     def losses(self) -> dict[str, int]:
         """Everything lost, cut or found wrong, by reason; all reasons are present."""
         self._pipeline.collect()
+        self._recorder.losses.tell()
         return self._recorder.losses.snapshot()
 
     def reset(self) -> None:
@@ -298,7 +300,7 @@ def _tracing(tracer_provider: TracerProvider | None, exporter: RowExporter | Non
     def make_private() -> TracerProvider:
         from .export.providers import tracer_provider
 
-        return tracer_provider(cast("SpanExporter", exporter), losses)
+        return tracer_provider(cast("BrickOTLPExporter", exporter), losses)
 
     return Tracing(tracer_provider, make_private)
 
@@ -308,7 +310,7 @@ _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
 
 def _restart_in_child() -> None:
     for profiler in list(_profilers):
-        profiler._switch_lock = threading.Lock()  # pyright: ignore[reportPrivateUsage]
+        profiler._switch_lock = threading.RLock()  # pyright: ignore[reportPrivateUsage]
         profiler._recorder.restart_in_child()  # pyright: ignore[reportPrivateUsage]
         profiler._pipeline.restart_in_child()  # pyright: ignore[reportPrivateUsage]
 

@@ -81,6 +81,10 @@ class DetailPolicy:
             chosen = self._of_step(record, own, levels, slow)
             if self._attach and record.recording:
                 chosen = np.union1d(chosen, own[batch.span_id[own] != 0])
+            if record.recording and record.reason != NONE:
+                cut = len(own) - len(chosen)
+                record.dropped += cut
+                self._losses.add("trace_cap", cut)
             kept.append(chosen)
         return np.concatenate(kept)
 
@@ -102,9 +106,6 @@ class DetailPolicy:
         elif len(chosen) > self._max_trace:
             chosen = _within(own, levels, self._max_trace)
         trace.rows += len(chosen)
-        cut = len(own) - len(chosen)
-        record.dropped += cut
-        self._losses.add("trace_cap", cut)
         return chosen
 
     def _reason(self, record: StepRecord, trace: _Trace, slow: dict[Phase, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -51,13 +52,13 @@ class MetricReadings:
         assert self._last is not None
         return self._last
 
-    def data(self, resource: Callable[[], Resource], histograms: str) -> MetricsData:
+    def data(self, resource: Resource, histograms: str) -> MetricsData:
         """The same as `MetricsData`, made while the tables stand still."""
         with self._pipeline.lock:
             self._pipeline.collect()
             return metrics_data(
                 self._source(self._tables()),
-                resource=resource(),
+                resource=resource,
                 start_unix_ns=self._pipeline.start_unix_ns,
                 now_unix_ns=self._recorder.clock.unix(),
                 histograms=histograms,  # type: ignore[arg-type]
@@ -67,7 +68,10 @@ class MetricReadings:
         from .metric_series import MetricSource
 
         return MetricSource(
-            tables, self._recorder.losses.snapshot(), self._pipeline.exemplars, self._pipeline.generation
+            tables,
+            self._recorder.losses.snapshot(),
+            copy.deepcopy(self._pipeline.exemplars),
+            self._pipeline.generation,
         )
 
 
@@ -88,16 +92,19 @@ class Outputs:
         self._recorder = recorder
         self._exporter = exporter if close_exporter else None
         self._pusher: MetricPusher | None = None
+        self._own_resource: Resource | None = None
         self._observed: Observed | None = None
         disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
         if metric_exporter is not None and not disabled:
-            self._pusher = MetricPusher(lambda: readings.data(self._resource, histograms), metric_exporter)
+            self._pusher = MetricPusher(lambda: readings.data(self._resource(), histograms), metric_exporter)
         if meter_provider is not None:
             self._observed = observe(meter_provider, readings.now)
 
     def start(self) -> None:
         """Begin to push metrics; called when the first step begins."""
         if self._pusher is not None:
+            # Now, because resource detectors need a thread pool, which a program that ends has no more.
+            self._resource()
             self._pusher.start()
 
     def flush(self, timeout_s: float) -> bool:
@@ -115,7 +122,10 @@ class Outputs:
         private: Any = self._recorder.tracing.private
         if private is not None:
             closing = threading.Thread(target=private.shutdown, name="otel-brick-close", daemon=True)
-            closing.start()
+            try:
+                closing.start()
+            except RuntimeError:  # the interpreter is shutting down; the provider has a handler of its own
+                return flushed
             closing.join(max(CLOSE_S, deadline - time.monotonic()))
         return flushed
 
@@ -123,4 +133,8 @@ class Outputs:
         from opentelemetry.sdk.resources import Resource
 
         resource = getattr(self._recorder.tracing.tracer, "resource", None)
-        return resource if resource is not None else Resource.create()
+        if resource is not None:
+            return resource
+        if self._own_resource is None:
+            self._own_resource = Resource.create()
+        return self._own_resource

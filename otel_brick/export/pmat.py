@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -132,16 +132,15 @@ def write(path: Path, content: str) -> None:
     Raises:
         OSError: naming the path and the reason; a file that was there is unchanged.
     """
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".brick-")
+        name = path.parent / f".brick-{secrets.token_hex(8)}"
+        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        temporary = name
         # What UTF-8 cannot hold, half a surrogate pair in a name, becomes the JSON escape of itself.
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(content + "\n")
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None:

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
     from ..record.losses import Losses
+    from .otlp import BrickOTLPExporter
 
 
 class CountedExporter(SpanExporter):
     """Passes everything on and counts the spans that could not be delivered."""
 
-    def __init__(self, exporter: SpanExporter, losses: Losses) -> None:
+    def __init__(self, exporter: BrickOTLPExporter, losses: Losses) -> None:
         self._exporter = exporter
         self._losses = losses
 
@@ -34,12 +35,12 @@ class CountedExporter(SpanExporter):
         """Flush the exporter."""
         return self._exporter.force_flush(timeout_millis)
 
-    def shutdown(self) -> None:
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
         """Shut the exporter down."""
-        self._exporter.shutdown()
+        self._exporter.shutdown(timeout_millis)
 
 
-def tracer_provider(exporter: SpanExporter, losses: Losses, resource: Resource | None = None) -> TracerProvider:
+def tracer_provider(exporter: BrickOTLPExporter, losses: Losses, resource: Resource | None = None) -> TracerProvider:
     """An SDK provider with a batch processor in front of an exporter, and ids that reseeding does not repeat."""
     provider = TracerProvider(resource=resource, id_generator=PrivateIdGenerator())
     provider.add_span_processor(BatchSpanProcessor(CountedExporter(exporter, losses)))

@@ -6,7 +6,6 @@ the user's own spans. A tracer that is not the SDK's gets ordinary spans through
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from ..record.batch import Batch
     from ..record.recorder import Recorder
     from ..record.step import StepRecord
-
-logger = logging.getLogger("otel_brick")
 
 MAX_CHUNK: Final = 512
 """Spans handed over between two flushes: the default export batch, a quarter of the default queue."""
@@ -62,7 +59,11 @@ class Pace:
         """Flush the provider now; True where it has nothing to flush."""
         self._handed_over = 0
         force_flush = getattr(self._recorder.tracing.provider, "force_flush", None)
-        return force_flush is None or bool(force_flush(int(timeout_s * 1000)))
+        try:
+            return force_flush is None or bool(force_flush(int(timeout_s * 1000)))
+        except Exception as error:
+            self._recorder.losses.remember("the tracer provider could not be flushed", error)
+            return False
 
 
 class ReadableRoute:
@@ -100,8 +101,8 @@ class ReadableRoute:
                     processor.on_end(span)
                     sent += 1
                     self._pace.note()
-        except Exception:
-            logger.warning("a span processor failed on the spans below a step", exc_info=True)
+        except Exception as error:
+            self._recorder.losses.remember("a span processor failed on the spans below a step", error)
             self._recorder.losses.add("export_failed", len(rows) - sent)
 
 

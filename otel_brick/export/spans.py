@@ -5,7 +5,6 @@ Runs on the worker only. `ReadableRoute` goes through the user's own provider, `
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from ..record.recorder import Recorder
     from ..record.step import StepRecord
     from .readable import Pace
-
-logger = logging.getLogger("otel_brick")
 
 
 class RowRoute(Protocol):
@@ -60,6 +57,7 @@ class ColumnarRoute:
         self._recorder = recorder
         self._exporter = exporter
         self._encoder = ColumnarEncoder(recorder.registry)
+        self._own_resource: Resource | None = None
 
     def send(self, batch: Batch, ends: NDArray[np.int64]) -> None:
         """Encode and submit the rows of all recorded steps."""
@@ -75,15 +73,16 @@ class ColumnarRoute:
         """Wait for the exporter."""
         return self._exporter.flush(timeout_s)
 
-    @staticmethod
-    def _resource(batch: Batch) -> Resource:
-        from opentelemetry.sdk.resources import Resource
-
+    def _resource(self, batch: Batch) -> Resource:
         for record in reversed(batch.steps):
             resource = getattr(record.tracer, "resource", None)
             if resource is not None:
                 return resource
-        return Resource.create()
+        if self._own_resource is None:
+            from opentelemetry.sdk.resources import Resource
+
+            self._own_resource = Resource.create()
+        return self._own_resource
 
 
 class SpanSink:
@@ -127,8 +126,8 @@ class SpanSink:
             if record.error is not None:
                 span.set_status(failure(record.error))
             span.end(end_unix_ns)
-        except Exception:
-            logger.warning("a span processor failed on a step span", exc_info=True)
+        except Exception as error:
+            self._recorder.losses.remember("a span processor failed on a step span", error)
             self._recorder.losses.add("export_failed")
         record.span = None
         self._pace.note()

@@ -153,6 +153,7 @@ def repair(code: NDArray[np.int64], label: NDArray[np.int64]) -> Matched:
     parents: dict[int, int] = {}
     out_of_order: set[int] = set()
     open_of_label: dict[int, list[int]] = {}
+    inside: dict[int, list[int]] = {}
     stack: list[int] = []
     closed_twice = 0
     for position, (value, own) in enumerate(zip(code.tolist(), label.tolist(), strict=True)):
@@ -160,7 +161,8 @@ def repair(code: NDArray[np.int64], label: NDArray[np.int64]) -> Matched:
             stack.pop()
         if value >= 0:
             entries.append(position)
-            parents[position] = stack[-1] if stack else -1
+            above = parents[position] = stack[-1] if stack else -1
+            inside.setdefault(above, []).append(position)
             stack.append(position)
             open_of_label.setdefault(own, []).append(position)
             continue
@@ -172,7 +174,10 @@ def repair(code: NDArray[np.int64], label: NDArray[np.int64]) -> Matched:
         exits[entry] = position
         if stack[-1] != entry:
             out_of_order.add(entry)
-            _release(entry, stack, parents, exits)
+            for inner in inside.pop(entry, ()):
+                if inner not in exits:
+                    parents[inner] = parents[entry]
+                    inside.setdefault(parents[entry], []).append(inner)
             parents[entry] = -1
     return Matched(
         np.array(entries, np.int64),
@@ -181,12 +186,3 @@ def repair(code: NDArray[np.int64], label: NDArray[np.int64]) -> Matched:
         np.array([entry in out_of_order for entry in entries], np.bool_),
         closed_twice,
     )
-
-
-def _release(entry: int, stack: list[int], parents: dict[int, int], exits: dict[int, int]) -> None:
-    """Hang what is open right inside an entry below the entry's parent."""
-    for inner in reversed(stack):
-        if parents[inner] == entry and inner not in exits:
-            parents[inner] = parents[entry]
-        if inner == entry:
-            return

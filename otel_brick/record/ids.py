@@ -26,19 +26,28 @@ class IdSource:
 
     def renew(self) -> None:
         """Seed again from the operating system."""
+        self._pid = os.getpid()
         self._random = random.Random(os.urandom(32))
         self._batch = np.random.Generator(np.random.PCG64(int.from_bytes(os.urandom(32), "little")))
 
+    def _check_process(self) -> None:
+        # Not every fork runs Python's hooks; uWSGI's does not.
+        if os.getpid() != self._pid:
+            self.renew()
+
     def span_id(self) -> int:
         """One unsigned 64-bit id."""
+        self._check_process()
         return self._random.randrange(1, 1 << 64)
 
     def trace_id(self) -> int:
         """One unsigned 128-bit id."""
+        self._check_process()
         return self._random.randrange(1, 1 << 128)
 
     def span_ids(self, count: int) -> NDArray[np.uint64]:
         """`count` span ids, shape `(count,)`."""
+        self._check_process()
         return self._batch.integers(1, (1 << 64) - 1, count, np.uint64, endpoint=True)
 
 

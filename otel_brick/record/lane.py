@@ -87,17 +87,44 @@ class Lane(list[int]):
         """Turn the list into an array, 8 bytes a number; beyond the step's limit hand the arrays over."""
         record = self.record
         with record.lock:
+            if record.spilling:
+                return
+            record.spilling = True
             taken = self[:]
             del self[: len(taken)]
             self.chunks.append(np.array(taken, np.int64))
             record.rows += len(taken) // 4
-            over = record.rows > self.recorder.row_limit
-            chunks: list[NDArray[np.int64]] = []
-            if over:
-                chunks, self.chunks = self.chunks, chunks
-                record.rows -= sum(map(len, chunks)) // 4
-        if over:
+            record.spilling = False
+            chunks = self._beyond_limit()
+        if chunks:
             self.recorder.submit_partial(self, chunks)
+
+    def finish(self) -> None:
+        """End the flow that the lane belongs to; beyond the step's limit, all such lanes are handed over."""
+        record = self.record
+        with record.lock:
+            record.finished.append(self)
+            record.finished_rows += (len(self) + sum(map(len, self.chunks))) // 4
+            if record.finished_rows <= self.recorder.row_limit:
+                return
+            lanes, rows = record.finished, record.finished_rows
+            record.finished, record.finished_rows = [], 0
+            record.handed_over = True
+            gone = set(map(id, lanes))
+            record.lanes = [lane for lane in record.lanes if id(lane) not in gone]
+            for lane in lanes:
+                lane.__class__ = IdleLane
+        self.recorder.submit_lanes(record, lanes, rows)
+
+    def _beyond_limit(self) -> list[NDArray[np.int64]]:
+        """Take the arrays out if the step has reached its limit."""
+        record = self.record
+        if record.rows <= self.recorder.row_limit:
+            return []
+        chunks, self.chunks = self.chunks, []
+        record.rows -= sum(map(len, chunks)) // 4
+        record.handed_over = True
+        return chunks
 
 
 class LooseLane(Lane):
@@ -115,6 +142,8 @@ class LooseLane(Lane):
 
     def complete(self, events: Sequence[int]) -> None:
         list.extend(self, events)
+        if len(self) > SPILL_LENGTH:
+            self.spill()
 
 
 class IdleLane(Lane):
@@ -136,6 +165,9 @@ class IdleLane(Lane):
 
     def complete(self, events: Sequence[int]) -> None:
         lane = self.recorder.open_loose(self.record)
+        if isinstance(lane, IdleLane):
+            lane.complete(events)
+            return
         list.extend(lane, events)
         self.recorder.close_loose(lane)
 
@@ -146,6 +178,9 @@ class IdleLane(Lane):
         return ()
 
     def spill(self) -> None:
+        pass
+
+    def finish(self) -> None:
         pass
 
 

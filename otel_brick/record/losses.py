@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from typing import Final
 
 logger = logging.getLogger("otel_brick")
@@ -26,21 +27,40 @@ REASONS: Final = {
 
 
 class Losses:
-    """Thread-safe counters by reason; each reason is logged once, when it first occurs."""
+    """Thread-safe counters by reason.
+
+    What first occurs is remembered and logged by `tell`, which nobody calls with a lock held: the handler of a log
+    record may read our statistics.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._counts = dict.fromkeys(REASONS, 0)
+        self._told: set[str] = set()
+        self._untold: deque[tuple[str, BaseException | None]] = deque()
+        self.renew_lock()
 
     def add(self, reason: str, count: int = 1) -> None:
         """Count `count` losses for one of `REASONS`."""
         if count <= 0:
             return
         with self._lock:
-            first = self._counts[reason] == 0
             self._counts[reason] += count
-        if first:
-            logger.warning("first loss of this kind (%s): %s", reason, REASONS[reason])
+        self.remember(f"first loss of this kind ({reason}): {REASONS[reason]}")
+
+    def remember(self, message: str, error: BaseException | None = None) -> None:
+        """Keep a message for `tell`; one that was kept before is ignored."""
+        if message not in self._told:
+            self._told.add(message)
+            self._untold.append((message, error))
+
+    def tell(self) -> None:
+        """Log what happened for the first time since the last call."""
+        while self._untold:
+            try:
+                message, error = self._untold.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            logger.warning(message, exc_info=error)
 
     def snapshot(self) -> dict[str, int]:
         """All reasons with their counts, in a fixed order."""
@@ -48,6 +68,11 @@ class Losses:
             return dict(self._counts)
 
     def renew_lock(self) -> None:
-        """Replace the lock in a forked child and start at zero there."""
-        self._lock = threading.Lock()
+        """Replace the lock in a forked child, where its holder may not exist."""
+        # Reentrant like all our locks: a finalizer or signal handler may run one of our scopes while we hold it.
+        self._lock = threading.RLock()
+
+    def restart_in_child(self) -> None:
+        """After a fork: count from zero."""
+        self.renew_lock()
         self._counts = dict.fromkeys(REASONS, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -51,6 +52,20 @@ class Part:
     rows: int
 
 
+@dataclass(slots=True)
+class Lanes:
+    """Whole lanes of a step that is still open but has reached its limit."""
+
+    alone: ClassVar[bool] = True
+
+    record: StepRecord
+    lanes: list[Lane]
+    rows: int
+
+
+Item = Ended | Part | Lanes
+
+
 class Recorder:
     """Owns lanes and step records until they are resolved.
 
@@ -70,9 +85,12 @@ class Recorder:
         self.notify: Callable[[int], None] = lambda rows: None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
         self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)
-        self._lock = threading.Lock()
+        self.on_fork: Callable[[], None] = lambda: None
+        self._pid = os.getpid()
+        # Reentrant like all our locks: a finalizer or signal handler may run one of our scopes while we hold it.
+        self._lock = threading.RLock()
         self._open: set[StepRecord] = set()
-        self._pending: deque[Ended | Part] = deque()
+        self._pending: deque[Item] = deque()
         self._pending_rows = 0
         self._indexes = itertools.count()
         self.timer_numbers = itertools.count()
@@ -86,6 +104,7 @@ class Recorder:
 
     def open_step(self, phase: Phase, tokens: int) -> StepRecord:
         """A new record with its times anchored to the calendar and one lane, not yet current."""
+        self.check_process()
         record = StepRecord(phase, index=next(self._indexes), tokens=tokens)
         record.lanes.append(Lane(self, record, 0))
         record.start_ns = self.clock.now()
@@ -100,7 +119,7 @@ class Recorder:
         with record.lock:
             for lane in record.lanes:
                 lane.__class__ = IdleLane
-        if isinstance(self._idle, ShutLane):
+        if self.is_shut:
             self._discard(record)
         else:
             self._submit(record)
@@ -108,9 +127,15 @@ class Recorder:
     def open_lane(self, record: StepRecord) -> Lane:
         """A further lane of an open step."""
         with record.lock:
-            lane = Lane(self, record, len(record.lanes))
+            lane = Lane(self, record, record.lane_count)
+            record.lane_count += 1
             record.lanes.append(lane)
         return lane
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether the profiler is shut down."""
+        return isinstance(self._idle, ShutLane)
 
     def open_loose(self, before: StepRecord) -> Lane:
         """Make a lane for bricks outside any step current; it belongs to the span current now, if that records.
@@ -119,6 +144,9 @@ class Recorder:
             before: the closed record that the flow was in. Its step's span may still be current there and wait for
                 the worker to end it, but no longer takes children.
         """
+        if self.is_shut:
+            return self._idle
+        self.check_process()
         record = StepRecord(Phase.Other, loose=True)
         span = trace.get_current_span()
         if is_exported(span) and (before.loose or before.parent != span.get_span_context()):
@@ -144,6 +172,10 @@ class Recorder:
         """Hand over rows of an open step that has reached its limit."""
         self._append(Part(lane, chunks, sum(map(len, chunks)) // 4))
 
+    def submit_lanes(self, record: StepRecord, lanes: list[Lane], rows: int) -> None:
+        """Hand over finished lanes of an open step that has reached its limit."""
+        self._append(Lanes(record, lanes, rows))
+
     def _submit(self, record: StepRecord) -> None:
         with self._lock:
             if record not in self._open:
@@ -154,11 +186,13 @@ class Recorder:
 
     def _discard(self, record: StepRecord) -> None:
         """End a step that was open when the profiler was shut down, without what it recorded."""
+        with self._lock:
+            self._open.discard(record)
         self.losses.add("already_shutdown", record.rows + sum(map(len, record.lanes)) // 4)
         if record.span is not None:
             record.span.end(record.end_ns + record.offset_ns)
 
-    def _append(self, item: Ended | Part) -> None:
+    def _append(self, item: Item) -> None:
         with self._lock:
             self._pending.append(item)
             self._pending_rows += item.rows + 1
@@ -168,16 +202,19 @@ class Recorder:
     def close_abandoned(self) -> None:
         """Write the exits of timers that were thrown away; on closed lanes they count as left open already."""
         while self.abandoned:
-            lane, exit_ = self.abandoned.popleft()
+            try:
+                lane, exit_ = self.abandoned.popleft()
+            except IndexError:  # another thread was quicker
+                return
             if not isinstance(lane, IdleLane):
                 lane.extend(exit_)
 
-    def take(self, max_rows: int) -> list[Ended | Part]:
+    def take(self, max_rows: int) -> list[Item]:
         """Remove and return what waits, oldest first, until `max_rows` rows are reached.
 
         A part comes alone: the next block of its lane begins with what the part leaves open.
         """
-        taken: list[Ended | Part] = []
+        taken: list[Item] = []
         rows = 0
         pending = self._pending
         with self._lock:
@@ -201,19 +238,28 @@ class Recorder:
             self.close_step(record)
         self._idle.__class__ = ShutLane
 
+    def check_process(self) -> None:
+        """Notice a fork that Python was not told of, as by uWSGI."""
+        if os.getpid() != self._pid:
+            self.on_fork()
+
     def restart_in_child(self) -> None:
         """After a fork: forget what the parent recorded and close what it had open."""
-        self._lock = threading.Lock()
-        self.losses.renew_lock()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self.losses.restart_in_child()
         self.registry.renew_lock()
+        self.tracing.renew_lock()
         lost = sum(item.rows for item in self._pending)
         for record in self._open:
-            record.lock = threading.Lock()
+            record.lock = threading.RLock()
             record.span = None
+            lost += record.rows
             for lane in record.lanes:
                 lane.__class__ = IdleLane
                 lost += len(lane) // 4
                 lane.clear()
+                lane.chunks = []
         self._open.clear()
         self.abandoned.clear()
         self._pending.clear()

@@ -31,7 +31,7 @@ from .lane import (
     TAG_TIMER,
     Lane,
 )
-from .recorder import Ended, Part
+from .recorder import Ended, Lanes, Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from .descriptors import Registry
     from .losses import Losses
+    from .recorder import Item
     from .step import StepRecord
 
 TIMER_SHIFT: Final = 32
@@ -101,7 +102,7 @@ class _Tags:
     block: NDArray[np.int32]
 
 
-def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -> Batch:
+def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
     """Turn what was taken from the recorder into a batch, and count what was wrong with it."""
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
@@ -121,6 +122,8 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     losses.add("out_of_order", int(np.count_nonzero(rows.flags & (OUT_OF_ORDER | LEFT_OPEN) == OUT_OF_ORDER)))
     if np.any(tags.kind == TAG_LANE):
         _join_lanes(tags, rows, code, block, blocks)
+    if isinstance(items[0], Lanes):
+        rows.flags |= CUT
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     if blocks.partial:
@@ -129,7 +132,7 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     number_of_block = np.array([lane.number for lane in blocks.lanes], np.int32)
     return Batch(
         steps=steps,
-        ended=not blocks.partial,
+        ended=isinstance(items[0], Ended),
         step=step_of_block[rows.block],
         lane=rows.block,
         lane_number=number_of_block[rows.block],
@@ -150,20 +153,23 @@ def resolve(items: Sequence[Ended | Part], registry: Registry, losses: Losses) -
     )
 
 
-def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], _Blocks]:
+def _blocks(items: Sequence[Item]) -> tuple[list[StepRecord], _Blocks]:
     if isinstance(items[0], Part):  # a part comes alone
         part = items[0]
         lane = part.lane
-        lane.record.handed_over = True
         chunks = part.chunks if lane.carry is None else [lane.carry, *part.chunks]
         lane.carry = None
         return [lane.record], _Blocks([lane], [0], [sum(map(len, chunks))], [*chunks], True)
-    records = [item.record for item in cast("Sequence[Ended]", items)]
+    whole = cast("Sequence[Ended | Lanes]", items)
+    records = [item.record for item in whole]
     blocks = _Blocks([], [], [], [], False)
     lanes, steps, sizes, pieces = blocks.lanes, blocks.steps, blocks.sizes, blocks.pieces
-    for step, record in enumerate(records):
-        for lane in record.lanes:
-            size = len(lane)
+    for step, item in enumerate(whole):
+        for lane in item.lanes if isinstance(item, Lanes) else item.record.lanes:
+            # A copy: a thread that looked the lane up before it closed may still write to it.
+            taken = lane[:]
+            del lane[: len(taken)]
+            size = len(taken)
             if lane.chunks or lane.carry is not None:
                 arrays = lane.chunks if lane.carry is None else [lane.carry, *lane.chunks]
                 lane.chunks, lane.carry = [], None
@@ -171,7 +177,7 @@ def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], _Blocks]:
                 pieces += arrays
             elif not size:
                 continue
-            pieces.append(lane)
+            pieces.append(taken)
             lanes.append(lane)
             steps.append(step)
             sizes.append(size)
@@ -179,15 +185,10 @@ def _blocks(items: Sequence[Ended | Part]) -> tuple[list[StepRecord], _Blocks]:
 
 
 def _concatenate(blocks: _Blocks) -> NDArray[np.int64]:
-    """All numbers of all parts; the lists they came from are emptied."""
+    """All numbers of all parts."""
     if len(blocks.pieces) == len(blocks.lanes) and not blocks.partial:  # lists only
-        flat = np.fromiter(chain.from_iterable(blocks.pieces), np.int64, sum(blocks.sizes))
-    else:
-        flat = np.concatenate([np.asarray(piece, np.int64) for piece in blocks.pieces])
-    if not blocks.partial:
-        for lane in blocks.lanes:
-            lane.clear()
-    return flat
+        return np.fromiter(chain.from_iterable(blocks.pieces), np.int64, sum(blocks.sizes))
+    return np.concatenate([np.asarray(piece, np.int64) for piece in blocks.pieces])
 
 
 def _rows(

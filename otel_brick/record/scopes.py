@@ -167,3 +167,4 @@ class LaneScope:
             return
         self._token = None
         reset(self._recorder.current, token)
+        lane.finish()

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from ..taxonomy import Phase
-from .descriptors import MAX_ERROR_TEXT
+from .descriptors import MAX_ERROR_TEXT, printable
 from .lane import TAG_ERROR
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class StepRecord:
         recording: whether rows become spans; statistics are kept in any case.
         errors: (error type, message) to index.
         handed_over: whether rows were resolved before the step ended, because it reached its row limit.
+        lane_count: how many lanes the step has had; `lanes` are those whose rows were not handed over.
+        finished, finished_rows: the lanes whose scope has closed, and about how many rows they hold.
+        spilling: whether a lane is becoming an array, which a finalizer must not begin again.
         dropped: rows whose span detail was dropped before the step ended.
     """
 
@@ -42,9 +45,12 @@ class StepRecord:
         "end_ns",
         "error",
         "errors",
+        "finished",
+        "finished_rows",
         "handed_over",
         "index",
         "interval",
+        "lane_count",
         "lanes",
         "lock",
         "loose",
@@ -56,6 +62,7 @@ class StepRecord:
         "root",
         "rows",
         "span",
+        "spilling",
         "start_ns",
         "tokens",
         "tracer",
@@ -66,9 +73,13 @@ class StepRecord:
         self.index = index
         self.loose = loose
         self.tokens = tokens
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.rows = 0
         self.lanes: list[Lane] = []
+        self.lane_count = 1
+        self.finished: list[Lane] = []
+        self.finished_rows = 0
+        self.spilling = False
         self.errors: dict[tuple[str, str], int] = {}
         self.error: tuple[str, str] | None = None
         self.start_ns = self.end_ns = self.offset_ns = 0
@@ -103,7 +114,7 @@ def describe_error(error: type[BaseException], value: object) -> tuple[str, str]
         return None
     name = error.__qualname__ if error.__module__ == "builtins" else f"{error.__module__}.{error.__qualname__}"
     try:
-        text = str(value)[:MAX_ERROR_TEXT]
+        text = printable(str(value)[:MAX_ERROR_TEXT])[:MAX_ERROR_TEXT]
     except Exception:  # the user's own __str__ must not break the user's own exception
         text = ""
-    return name, text
+    return printable(name), text

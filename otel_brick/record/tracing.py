@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final
@@ -86,10 +87,12 @@ class Tracing:
             ours: a provider that we have made ourselves, so that nobody needs to be told what it does.
         """
         self._ours = ours
+        self.renew_lock()
         self._given = provider
         self._make_private = make_private
         self.private: TracerProvider | None = None
         self._provider: TracerProvider | None = None
+        self._failed = False
         self._tracer: Tracer | None = None
 
     @property
@@ -100,9 +103,14 @@ class Tracing:
         provider = trace.get_tracer_provider()
         if self._make_private is None or not isinstance(provider, trace.ProxyTracerProvider):
             return provider
-        if self.private is None:
-            self.private = self._make_private()
+        with self._lock:
+            if self.private is None:
+                self.private = self._make_private()
         return self.private
+
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, where its holder may not exist."""
+        self._lock = threading.RLock()
 
     @property
     def tracer(self) -> Tracer:
@@ -136,8 +144,10 @@ class Tracing:
                 record_exception=False,
                 set_status_on_exception=False,
             )
-        except Exception:
-            logger.warning("the tracer provider could not start a step span", exc_info=True)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                logger.warning("the tracer provider could not start a step span", exc_info=error)
             return None
         return tracer, span
 

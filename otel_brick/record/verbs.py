@@ -48,7 +48,7 @@ class ScopeVerbs:
         self._recorder = recorder
         self._enabled = False
         self._shut = False
-        self._switch_lock = threading.Lock()
+        self._switch_lock = threading.RLock()
         self._bricks: dict[tuple[Any, ...], Handle] = {}
         self._layers: dict[tuple[Any, ...], Handle] = {}
         self._kernels: dict[tuple[Any, ...], Handle] = {}

@@ -89,7 +89,7 @@ class StepTable:
         for value in np.unique(phases).tolist():
             columns["wall_ns"][value] += exact_sum(walls[phases == value])
             columns["tokens"][value] += int(tokens[phases == value].sum())
-        lanes = np.array([min(len(step.lanes), MAX_LANES) for step in steps], np.int64)
+        lanes = np.array([min(step.lane_count, MAX_LANES) for step in steps], np.int64)
         for number in range(int(lanes.max())):
             self.lane_wall_ns[number] += exact_sum(walls[lanes > number])
         np.add.at(columns["explicit"], (phases, np.searchsorted(EXPLICIT_UPPER_NS, walls)), 1)
@@ -104,7 +104,7 @@ class StepTable:
         )
         step, start, end = batch.step[rows], batch.start[rows], batch.end[rows]
         lane, first = batch.lane[rows], heads_of(batch.lane[rows])
-        shared = np.array([record.handed_over and len(record.lanes) > 1 for record in batch.steps], np.bool_)
+        shared = np.array([record.handed_over and record.lane_count > 1 for record in batch.steps], np.bool_)
         own = (batch.lane_number[rows] == 0) | ~shared[step] if shared.any() else slice(None)
         steps, covered = union_ns(step[own], start[own], end[own])
         for value in np.unique(phase[steps]).tolist():

@@ -136,9 +136,12 @@ class Table:
 
     def _adopt(self, names: list[str], categories: list[BrickCategory]) -> NDArray[np.int64]:
         """Know these bricks too; returns their indexes here."""
+        # Copies, since a registry goes on growing; it appends to the categories last.
+        categories = list(categories)
+        names = names[: len(categories)]
         if self.names != names or self.categories != categories:
             known = {name: index for index, name in enumerate(self.names)}
-            for name, category in zip(list(names), list(categories), strict=False):
+            for name, category in zip(names, categories, strict=True):
                 if name not in known:
                     known[name] = len(self.names)
                     self.names.append(name)

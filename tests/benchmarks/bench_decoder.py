@@ -3,11 +3,15 @@
 Method
 ------
 Wall time of one decode step of `otel-brick demo`'s model, which reads some 500 MB of weights for each token, with BLAS
-on one thread. With the profiler, each of the 196 rows of a step is recorded, counted, encoded and sent to a collector
-in another process, all steps with detail, the exporter's threads running beside. Without it, the same decoder runs
-with scopes that do nothing. Rounds of 6 tokens take turns; each begins with an empty cache and a prompt of 8
-tokens, which is not timed. What a round leaves to send is sent in the row "with its flush" within the time, otherwise
-behind it, where it disturbs nobody. Needs 1.5 GB of memory.
+on one thread. With the profiler, each of the 196 rows of a step (184 bricks and 12 layers) is recorded, counted,
+encoded and sent to a collector in another process, all steps with detail, the exporter's threads running beside.
+Without it, the same decoder runs with scopes that do nothing. Rounds of 6 tokens take turns; each begins with an empty
+cache and a prompt of 8 tokens, which is not timed. What a round leaves to send is sent in the row "with its flush"
+within the time, otherwise behind it, where it disturbs nobody. Needs 1.5 GB of memory.
+
+Between two of its bricks such a model drives megabytes of weights through the caches, so that the instructions and
+data of a scope come from memory each time: a scope costs several times what it costs in the tight loops of
+`bench_recording.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ def decoder(scale: float) -> Table:
             PROFILED: _round(profiled, profiler),
             AGAIN: _round(model, bare),
         }
-        figures = harness.interleave(runs, max(5, round(30 * scale)))
+        figures = harness.interleave(runs, max(5, round(40 * scale)))
         lost = {reason: count for reason, count in profiler.losses().items() if count}
         rows = sum(stats.count for stats in profiler.all_brick_stats()) / profiler.step_count()
         profiler.shutdown()

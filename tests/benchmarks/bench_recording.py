@@ -54,11 +54,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from otel_brick import BrickId, BrickProfiler
 from otel_brick.export.columnar import ColumnarEncoder
-from otel_brick.export.detail import DetailPolicy
 from otel_brick.export.otlp import BrickOTLPExporter, Frame, packed
 from otel_brick.export.readable import _Builder
 from otel_brick.export.sender import MAX_REQUEST_BYTES
-from otel_brick.export.spans import SpanSink
 from otel_brick.record.batch import Batch
 
 BRICKS = 1_000
@@ -398,7 +396,7 @@ def _encoders(count: int) -> tuple[Callable[[], float], Callable[[], float]]:
     """Encode `count` kernel spans, officially and as columns; both as often as makes 2,000 spans or more."""
     profiler = BrickProfiler.enabled(tracer_provider=TracerProvider(), detail="all", **UNBOUNDED)
     recorder, capture = profiler._recorder, Capture()
-    profiler._pipeline.replace(DetailPolicy(profiler.config, recorder.losses), SpanSink(recorder, capture))
+    profiler._pipeline._sink._route = capture
     kernel = _kernel(profiler)
     with profiler.step(phase="decode"), profiler.define("FusedGateUp"):
         for _ in range(count):

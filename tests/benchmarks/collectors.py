@@ -61,6 +61,9 @@ class DiscardRows(Discard):
     def flush(self, timeout_s: float) -> bool:
         return True
 
+    def shutdown(self, timeout_millis: float = 30_000) -> None:
+        pass
+
 
 @contextmanager
 def collector(kind: str) -> Generator[str]:

@@ -29,7 +29,9 @@ PACKAGES = (
     "opentelemetry-api",
     "opentelemetry-sdk",
     "opentelemetry-exporter-otlp-proto-common",
+    "opentelemetry-exporter-otlp-proto-http",
     "protobuf",
+    "urllib3",
 )
 
 

@@ -76,7 +76,8 @@ class BrickProfiler(Verbs, StatsReader):
 
         Raises:
             ValueError: an argument is out of its range.
-            TypeError: `exporter` does not take encoded rows; an ordinary one belongs to a tracer provider.
+            TypeError: a provider or exporter is none. `exporter` takes encoded rows; an ordinary exporter belongs to a
+                tracer provider.
         """
         self.config = Config.build(
             {
@@ -88,6 +89,13 @@ class BrickProfiler(Verbs, StatsReader):
                 "histograms": histograms,
             }
         )
+        for name, given, method in (
+            ("tracer_provider", tracer_provider, "get_tracer"),
+            ("metric_exporter", metric_exporter, "export"),
+            ("meter_provider", meter_provider, "get_meter"),
+        ):
+            if given is not None and not hasattr(given, method):
+                raise TypeError(f"{name} must have a method {method}; got {given!r}")
         losses = Losses()
         tracing = _tracing(tracer_provider, exporter, losses)
         super().__init__(Recorder(self.config, clock or Clock(), tracing, losses))
@@ -261,7 +269,7 @@ class BrickProfiler(Verbs, StatsReader):
     def summary(self) -> str:
         """Totals, bricks and categories as text for a person."""
         with self._tables():
-            return text.summary(self)
+            return text.summary(self, self._recorder.losses.snapshot())
 
     def print_category_stats(self) -> None:
         """Print the categories that have samples."""

@@ -248,7 +248,7 @@ METRIC_BRICK_STEP_DURATION: Final = Metric(
     "brick.step.duration",
     "histogram",
     "s",
-    "Time of whole steps, device work included.",
+    "Time of whole steps.",
     (BRICK_PHASE,),
     STEP_DURATION_BUCKETS_S,
 )

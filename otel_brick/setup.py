@@ -53,8 +53,11 @@ def configure(
     config = Config.build(settings)
     with _lock:
         if _configured:
-            logger.info("already configured; the profiler is enabled and everything else stays as it is")
             profiler.enable()
+            if not profiler.is_enabled():
+                logger.warning("the profiler is shut down for good; configure() cannot start it again")
+            else:
+                logger.warning("already configured: the profiler is enabled and everything else stays as it is")
             return profiler
         exporter = _span_exporter(endpoint, protocol, headers)
         provider, ours = _tracer_provider(profiler, exporter, service_name, resource_attributes)

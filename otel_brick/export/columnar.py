@@ -1,20 +1,22 @@
 """Rows as OTLP bytes without a Python object per row.
 
 Each combination of descriptor and varint widths is encoded once by the official protobuf classes, with placeholders
-where rows differ; rows are then written by copying such templates and patching ids, times and counts with numpy. The
-bytes decode to what the official encoder makes of the same spans; they are never parsed back at run time.
+where rows differ; rows are then written by copying such templates and patching ids, times and counts with numpy, all
+rows whose templates have their placeholders in the same places at once. The bytes decode to what the official encoder
+makes of the same spans; they are never parsed back at run time.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from opentelemetry.trace import SpanContext, Status, TraceFlags
 
 from .. import semconv
+from ..record.intervals import heads_of
 from ..taxonomy import SpanLevel
 from .attributes import count_attributes, failure, fixed_attributes, limited, span_name
 
@@ -37,25 +39,45 @@ VARYING: Final = (
     semconv.BRICK_IO_WRITE_SIZE,
 )
 """The attributes that are patched, in the order in which `count_attributes` gives them."""
-_HEAD_BYTES: Final = 38
-"""Trace id, span id and parent id with their tags and lengths, which begin every span."""
-_TIME_BYTES: Final = 18
-"""Start and end with their tags."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a template has its placeholders.
+
+    Attributes:
+        size: bytes of the entry.
+        span: where the span's fields begin.
+        start: where the value of its start stands; that of its end follows a tag later.
+        varints: for each patched attribute its index in `VARYING`, place and width.
+    """
+
+    size: int
+    span: int
+    start: int
+    varints: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """An encoded span with placeholders.
+    """An encoded entry of `ScopeSpans.spans`, with its tag and length and with placeholders."""
 
-    Attributes:
-        body: the span's fields, shape (bytes,).
-        times: where the start's tag stands.
-        varints: for each patched attribute its index in `VARYING`, offset and width.
-    """
+    entry: bytes
+    layout: _Layout
 
-    body: NDArray[np.uint8]
-    times: int
-    varints: tuple[tuple[int, int, int], ...]
+    @classmethod
+    def of(cls, span: bytes, start: int, varints: Sequence[tuple[int, int, int]]) -> _Template:
+        """Complete a span's fields to an entry; `start` and `varints` have places in the span."""
+        head = b"\x12" + varint(len(span))
+        at = len(head)
+        moved = tuple((column, at + place, width) for column, place, width in varints)
+        return cls(head + span, _Layout(at + len(span), at, at + start, moved))
+
+    def with_tail(self, tail: bytes) -> _Template:
+        """The same with further fields at the span's end."""
+        at = self.layout.span
+        varints = [(column, place - at, width) for column, place, width in self.layout.varints]
+        return _Template.of(self.entry[at:] + tail, self.layout.start - at, varints)
 
 
 class ColumnarEncoder:
@@ -81,56 +103,66 @@ class ColumnarEncoder:
         """
         if not len(rows):
             return []
-        levels = self._registry.descriptor_level.data[batch.descriptor[rows]]
-        heads, times = _heads(batch, rows, span_ids), _times(batch, rows, ends)
+        descriptor = batch.descriptor[rows]
+        levels = self._registry.descriptor_level.data[descriptor]
         values = _values(batch, rows, levels)
-        widths = [_widths(column) for column in values]
-        digits = [_digits(column, int(width.max())) for column, width in zip(values, widths, strict=True)]
+        widths = [None if column is None else _widths(column) for column in values]
         brick = np.where(levels == SpanLevel.Kernel, batch.brick_parent[rows], -1)
         brick = np.where(brick >= 0, batch.descriptor[brick], -1)
-        order, bounds = _groups(batch, rows, brick, widths)
-        tails = _tails(batch)
+        order, heads = _groups(batch, rows, descriptor, brick, widths)
+        templates = self._found(batch, rows, order[heads], [descriptor, brick, *widths])
+        layouts: dict[_Layout, list[int]] = {}
+        for number, template in enumerate(templates):
+            layouts.setdefault(template.layout, []).append(number)
+        counts = np.diff(heads, append=len(rows))
+        if len(layouts) < len(templates):
+            groups = list(itertools.chain.from_iterable(layouts.values()))
+            order = order[_ranges(heads[groups], counts[groups])]
+        columns = _Columns(batch, rows[order], ends, span_ids)
+        digits = [None if column is None else _digits(column[order]) for column in values]
         blocks: list[NDArray[np.uint8]] = []
-        for first, last in itertools.pairwise(bounds):
-            group = order[first:last]
-            lead = int(group[0])
-            step = batch.steps[int(batch.step[rows[lead]])]
-            template = self._template(
-                int(batch.descriptor[rows[lead]]),
-                int(brick[lead]),
-                tuple(int(width[lead]) for width in widths),
-                _error(batch, int(rows[lead])),
-            )
-            tail = tails.get(id(step), b"")
-            prefix = b"\x12" + varint(len(template.body) + len(tail))
-            at = len(prefix)
-            block = np.empty((len(group), at + len(template.body) + len(tail)), np.uint8)
-            block[:, :at] = np.frombuffer(prefix, np.uint8)
-            block[:, at : at + len(template.body)] = template.body
-            block[:, at + len(template.body) :] = np.frombuffer(tail, np.uint8)
-            block[:, at : at + _HEAD_BYTES] = heads[group]
-            block[:, at + template.times : at + template.times + _TIME_BYTES] = times[group]
-            for column, offset, width in template.varints:
-                block[:, at + offset : at + offset + width] = digits[column][group, :width]
+        first = 0
+        for layout, groups in layouts.items():
+            block = _copies([templates[number].entry for number in groups], counts[groups])
+            own = slice(first, first + len(block))
+            columns.patch(block, layout, own)
+            for column, place, width in layout.varints:
+                found = digits[column]
+                assert found is not None
+                block[:, place : place + width] = found[own, :width]
             blocks.append(block)
+            first = own.stop
         return blocks
 
-    def _template(
-        self, descriptor: int, brick: int, widths: tuple[int, ...], error: tuple[str, str] | None
-    ) -> _Template:
-        key = (descriptor, brick, *widths)
-        template = self._templates.get(key) if error is None else None
-        if template is None:
-            first, present = self._encoded(descriptor, brick, widths, error, 0xAA)
-            second, _ = self._encoded(descriptor, brick, widths, error, 0x55)
-            template = _located(first, second, present, widths)
-            if error is None and len(self._templates) < MAX_TEMPLATES:
-                self._templates[key] = template
+    def _found(
+        self, batch: Batch, rows: NDArray[np.intp], leads: NDArray[np.intp], columns: Sequence[NDArray[Any] | None]
+    ) -> list[_Template]:
+        """The templates of some rows, by the columns that tell them apart."""
+        none = [0] * len(leads)
+        keys = zip(*(none if column is None else column[leads].tolist() for column in columns), strict=True)
+        tails = _tails(batch)
+        failed: list[int] = batch.error[rows[leads]].tolist()
+        steps: list[int] = batch.step[rows[leads]].tolist()
+        templates: list[_Template] = []
+        for key, error, step in zip(keys, failed, steps, strict=True):
+            template = self._templates.get(key) if error < 0 else None
+            if template is None:
+                template = self._made(key, None if error < 0 else batch.steps[step].error_at(error))
+            templates.append(template.with_tail(tails[step]) if step in tails else template)
+        return templates
+
+    def _made(self, key: tuple[int, ...], error: tuple[str, str] | None) -> _Template:
+        descriptor, brick, *widths = key
+        first, present = self._encoded(descriptor, brick, widths, error, 0xAA)
+        second, _ = self._encoded(descriptor, brick, widths, error, 0x55)
+        template = _located(first, second, present, widths)
+        if error is None and len(self._templates) < MAX_TEMPLATES:
+            self._templates[key] = template
         return template
 
     def _encoded(
-        self, descriptor: int, brick: int, widths: tuple[int, ...], error: tuple[str, str] | None, fill: int
-    ) -> tuple[NDArray[np.uint8], list[int]]:
+        self, descriptor: int, brick: int, widths: Sequence[int], error: tuple[str, str] | None, fill: int
+    ) -> tuple[bytes, list[int]]:
         """Encode one span with every byte that may vary set to `fill`; also which attributes it has."""
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
         from opentelemetry.sdk.resources import Resource
@@ -161,18 +193,65 @@ class ColumnarEncoder:
         )
         message = encode_spans([span]).resource_spans[0].scope_spans[0].spans[0]
         present = [column for column, name in enumerate(VARYING) if name in attributes]
-        return np.frombuffer(message.SerializeToString(deterministic=True), np.uint8), present
+        return message.SerializeToString(deterministic=True), present
 
 
-def _located(
-    first: NDArray[np.uint8], second: NDArray[np.uint8], present: list[int], widths: tuple[int, ...]
-) -> _Template:
+class _Columns:
+    """What every span has, in the order of `rows` and in the bytes of the encoding."""
+
+    def __init__(
+        self, batch: Batch, rows: NDArray[np.intp], ends: NDArray[np.int64], span_ids: NDArray[np.uint64]
+    ) -> None:
+        parents = [step.parent for step in batch.steps]
+        traces = b"".join(bytes(16) if parent is None else parent.trace_id.to_bytes(16, "big") for parent in parents)
+        of_step = np.array([0 if parent is None else parent.span_id for parent in parents], np.uint64)
+        offset = np.array([step.offset_ns for step in batch.steps], np.int64)
+        step, above = batch.step[rows], batch.parent[rows]
+        self._ids: tuple[tuple[int, NDArray[Any]], ...] = (
+            (2, np.frombuffer(traces, "V16")[step]),
+            (20, span_ids[rows].astype(">u8")),
+            (30, np.where(above >= 0, span_ids[above], of_step[step]).astype(">u8")),
+        )
+        self._start = (batch.start[rows] + offset[step]).astype("<i8")
+        self._end = (ends[rows] + offset[step]).astype("<i8")
+
+    def patch(self, block: NDArray[np.uint8], layout: _Layout, rows: slice) -> None:
+        """Write the ids and times of some rows into their entries."""
+        for place, column in self._ids:
+            _write(block, layout.span + place, column[rows])
+        _write(block, layout.start, self._start[rows])
+        _write(block, layout.start + 9, self._end[rows])
+
+
+def _write(block: NDArray[np.uint8], place: int, values: NDArray[Any]) -> None:
+    block[:, place : place + values.itemsize].view(values.dtype)[:, 0] = values
+
+
+def _copies(entries: list[bytes], counts: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """As many copies of each entry as `counts` says; all have the same size."""
+    known = np.frombuffer(b"".join(entries), np.uint8).reshape(len(entries), -1)
+    if len(known) == 1:
+        block = np.empty((int(counts[0]), known.shape[1]), np.uint8)
+        block[:] = known
+        return block
+    return np.take(known, np.repeat(np.arange(len(known)), counts), axis=0)
+
+
+def _ranges(first: NDArray[np.intp], counts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The numbers from each `first` on, as many as `counts` says, one range after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1])) + np.repeat(first - (ends - counts), counts)
+
+
+def _located(first: bytes, second: bytes, present: list[int], widths: Sequence[int]) -> _Template:
     """Find the placeholders: the two encodings differ in exactly their bytes.
 
     Raises:
         RuntimeError: the protobuf library lays spans out in another way than by field number.
     """
-    places = np.flatnonzero(first != second) if len(first) == len(second) else np.empty(0, np.intp)
+    places = np.empty(0, np.intp)
+    if len(first) == len(second):
+        places = np.flatnonzero(np.frombuffer(first, np.uint8) != np.frombuffer(second, np.uint8))
     sizes = [16, 8, 8, 8, 8, *(widths[column] for column in present)]
     starts = np.cumsum([0, *sizes])
     if len(places) != starts[-1]:
@@ -181,8 +260,8 @@ def _located(
     begin, end = offsets[3], offsets[4]
     if offsets[:3] != [2, 20, 30] or end != begin + 9:
         raise RuntimeError("spans are not encoded as expected: fields are in another order")
-    varints = tuple((column, offset, widths[column]) for column, offset in zip(present, offsets[5:], strict=True))
-    return _Template(first, begin - 1, varints)
+    varints = [(column, offset, widths[column]) for column, offset in zip(present, offsets[5:], strict=True)]
+    return _Template.of(first, begin, varints)
 
 
 def varint(value: int) -> bytes:
@@ -201,18 +280,23 @@ def _filled(width: int, fill: int) -> int:
 
 
 def _groups(
-    batch: Batch, rows: NDArray[np.intp], brick: NDArray[np.int32], widths: Sequence[NDArray[np.int64]]
-) -> tuple[NDArray[np.intp], list[int]]:
+    batch: Batch,
+    rows: NDArray[np.intp],
+    descriptor: NDArray[np.int32],
+    brick: NDArray[np.int32],
+    widths: Sequence[NDArray[np.int64] | None],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Order rows so that those of one template and tail are neighbours; also where each group begins."""
-    key = batch.descriptor[rows].astype(np.int64) << 20 | (brick.astype(np.int64) + 1)
+    key = descriptor.astype(np.int64) << 20 | (brick.astype(np.int64) + 1)
     for width in widths:
-        key = key << 4 | width
+        if width is not None:
+            key = key << 4 | width
     rare = _rare(batch, rows)
-    order = np.argsort(key, kind="stable") if rare is None else np.lexsort((key, rare))
-    changes = np.diff(key[order], prepend=-1) != 0
-    if rare is not None:
-        changes |= np.diff(rare[order], prepend=-1) != 0
-    return order, [*np.flatnonzero(changes).tolist(), len(rows)]
+    if rare is None:
+        order = np.argsort(key, kind="stable")
+        return order, heads_of(key[order])
+    order = np.lexsort((key, rare))
+    return order, np.union1d(heads_of(key[order]), heads_of(rare[order]))
 
 
 def _rare(batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.int64] | None:
@@ -242,62 +326,28 @@ def _state(context: SpanContext | None) -> str | None:
 
 
 def _tails(batch: Batch) -> dict[int, bytes]:
-    """The encoded trace state of the steps that have one, by the step's id()."""
+    """The encoded trace state of the steps that have one, by the step's number."""
     tails: dict[int, bytes] = {}
-    for step in batch.steps:
+    for number, step in enumerate(batch.steps):
         state = _state(step.parent)
         if state is not None:
             text = state.encode()
-            tails[id(step)] = b"\x1a" + varint(len(text)) + text
+            tails[number] = b"\x1a" + varint(len(text)) + text
     return tails
 
 
-def _heads(batch: Batch, rows: NDArray[np.intp], span_ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    parents = [step.parent for step in batch.steps]
-    traces = b"".join(bytes(16) if parent is None else parent.trace_id.to_bytes(16, "big") for parent in parents)
-    of_step = np.array([0 if parent is None else parent.span_id for parent in parents], np.uint64)
-    step, above = batch.step[rows], batch.parent[rows]
-    heads = np.empty((len(rows), _HEAD_BYTES), np.uint8)
-    heads[:, 0:2] = (0x0A, 16)
-    heads[:, 2:18] = np.frombuffer(traces, np.uint8).reshape(-1, 16)[step]
-    heads[:, 18:20] = (0x12, 8)
-    heads[:, 20:28] = _big_endian(span_ids[rows])
-    heads[:, 28:30] = (0x22, 8)
-    heads[:, 30:38] = _big_endian(np.where(above >= 0, span_ids[above], of_step[step]))
-    return heads
-
-
-def _big_endian(ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    return np.frombuffer(ids.astype(">u8").tobytes(), np.uint8).reshape(-1, 8)
-
-
-def _times(batch: Batch, rows: NDArray[np.intp], ends: NDArray[np.int64]) -> NDArray[np.uint8]:
-    offset = np.array([step.offset_ns for step in batch.steps], np.int64)[batch.step[rows]]
-    times = np.empty((len(rows), _TIME_BYTES), np.uint8)
-    times[:, 0] = 0x39
-    times[:, 1:9] = _little_endian(batch.start[rows] + offset)
-    times[:, 9] = 0x41
-    times[:, 10:18] = _little_endian(ends[rows] + offset)
-    return times
-
-
-def _little_endian(values: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return np.frombuffer(values.astype("<i8").tobytes(), np.uint8).reshape(-1, 8)
-
-
-def _values(batch: Batch, rows: NDArray[np.intp], levels: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The values of `VARYING`, -1 where a row does not have the attribute."""
-    read, written = batch.bytes_read[rows], batch.bytes_written[rows]
-    both = np.maximum(read, 0).astype(np.uint64) + np.maximum(written, 0).astype(np.uint64)
-    moved = np.minimum(both, np.uint64((1 << 63) - 1)).astype(np.int64)
-    in_layer = (levels == SpanLevel.Layer) | (levels == SpanLevel.Brick)
-    return [
-        np.where(in_layer, batch.layer[rows], -1).astype(np.int64),
-        batch.elements[rows],
-        np.where((read >= 0) | (written >= 0), moved, -1),
-        read,
-        written,
-    ]
+def _values(batch: Batch, rows: NDArray[np.intp], levels: NDArray[np.int64]) -> list[NDArray[np.int64] | None]:
+    """The values of `VARYING`, -1 where a row does not have the attribute and None where no row has it."""
+    layer, read, written = batch.layer[rows], batch.bytes_read[rows], batch.bytes_written[rows]
+    moved: NDArray[np.int64] | None = None
+    if int(read.max()) >= 0 or int(written.max()) >= 0:
+        both = np.maximum(read, 0).astype(np.uint64) + np.maximum(written, 0).astype(np.uint64)
+        bounded = np.minimum(both, np.uint64((1 << 63) - 1)).astype(np.int64)
+        moved = np.where((read >= 0) | (written >= 0), bounded, -1)
+    if int(layer.max()) >= 0:
+        layer = np.where((levels == SpanLevel.Layer) | (levels == SpanLevel.Brick), layer, -1)
+    columns = (layer.astype(np.int64), batch.elements[rows], moved, read, written)
+    return [None if column is None or int(column.max()) < 0 else column for column in columns]
 
 
 def _widths(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -311,8 +361,9 @@ def _widths(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return widths
 
 
-def _digits(values: NDArray[np.int64], most: int) -> NDArray[np.uint8]:
-    """The varint bytes of each value, shape (n, most); bytes beyond a value's width mean nothing."""
+def _digits(values: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The varint bytes of each value, shape (n, bytes); bytes beyond a value's width mean nothing."""
+    most = len(varint(int(values.max())))
     digits = np.empty((len(values), most), np.uint8)
     rest = np.maximum(values, 0)
     for place in range(most):

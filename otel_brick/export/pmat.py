@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 UNITS: Final = {
     "*_ns": "nanoseconds",
+    "total_ns": "nanoseconds, bricks inside other bricks counted once",
+    "bricks[].total_ns": "nanoseconds, bricks inside included",
+    "categories[].total_ns": "nanoseconds, bricks inside excluded",
     "*_us": "microseconds",
     "*bytes*": "bytes",
     "throughput": "elements/s",
@@ -73,7 +76,7 @@ def document(
         },
         "categories": [
             {
-                "name": category.name,
+                "name": category.category.attribute_value,
                 "count": category.count,
                 "total_ns": category.total_ns,
                 "pct": _rounded(category.percentage(total), 1),

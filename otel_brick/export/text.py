@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..stats.reader import StatsReader
 
+_NAME_WIDTH: Final = 20
 
-def summary(statistics: StatsReader) -> str:
-    """Totals, then bricks by falling time, then categories; shares are of exclusive brick time."""
+
+def summary(statistics: StatsReader, losses: Mapping[str, int] | None = None) -> str:
+    """Totals, then bricks by falling time, then categories, then what was lost."""
     total = statistics.total_ns()
     coverage = statistics.coverage()
     lines = ["Brick profile"]
@@ -20,26 +24,35 @@ def summary(statistics: StatsReader) -> str:
         lines.append(f"{rate:.1f} tokens/s of step time")
     if coverage is not None:
         note = " - above 1: measured durations reach outside their steps" if coverage > 1 else ""
-        lines.append(f"{statistics.step_count()} steps, bricks cover {coverage:.3f} of their time{note}")
+        count = statistics.step_count()
+        lines.append(f"{count} {'step' if count == 1 else 'steps'}, bricks cover {coverage:.3f} of their time{note}")
     bricks = sorted(statistics.all_brick_stats(), key=lambda brick: (-brick.total_ns, brick.name))
+    width = max((len(brick.name) for brick in bricks), default=0)
+    width = max(width, _NAME_WIDTH)
     if bricks:
-        lines.append(f"{'brick':<20} {'avg us':>10} {'p99 us':>10} {'share':>7} {'calls':>9}")
+        lines.append(f"{'brick':<{width}} {'avg us':>10} {'p99 us':>10} {'share':>7} {'calls':>9}")
     for brick in bricks:
         share = 100.0 * brick.exclusive_ns / total if total else 0.0
+        failed = f" ({brick.failures} failed)" if brick.failures else ""
         lines.append(
-            f"{brick.name:<20} {brick.avg_us or 0.0:10.2f} {brick.p99_us or 0.0:10.2f} {share:6.1f}% {brick.count:9d}"
+            f"{brick.name:<{width}} {brick.avg_us or 0.0:10.2f} {brick.p99_us or 0.0:10.2f} {share:6.1f}% "
+            f"{brick.count:9d}{failed}"
         )
     if bricks:
-        lines.append(categories(statistics))
+        lines.append(categories(statistics, width))
+        lines.append("A brick's times include the bricks inside it; shares, and times of categories, do not.")
+    lost = ", ".join(f"{reason} {count}" for reason, count in (losses or {}).items() if count)
+    if lost:
+        lines.append(f"lost or wrong: {lost}")
     return "\n".join(lines)
 
 
-def categories(statistics: StatsReader) -> str:
+def categories(statistics: StatsReader, width: int = _NAME_WIDTH) -> str:
     """The categories that have samples, by index."""
     total = statistics.total_ns()
-    lines = [f"{'category':<20} {'avg us':>10} {'share':>7} {'calls':>9}"]
+    lines = [f"{'category':<{width}} {'avg us':>10} {'share':>7} {'calls':>9}"]
     for category in statistics.category_stats():
         if category.count:
             share = category.percentage(total)
-            lines.append(f"{category.name:<20} {category.avg_us or 0.0:10.2f} {share:6.1f}% {category.count:9d}")
+            lines.append(f"{category.name:<{width}} {category.avg_us or 0.0:10.2f} {share:6.1f}% {category.count:9d}")
     return "\n".join(lines)

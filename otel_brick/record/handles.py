@@ -74,7 +74,18 @@ class Handle:
         """Record from the next entry on, or stop recording."""
         self.__class__ = handle_class(self._recorder.attach_context, bool(self._tail)) if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
 
+    def with_tail(self, tail: tuple[int, ...]) -> Handle:
+        """The same handle with counts to write at each exit, not registered: it is not switched off with the others."""
+        handle = Handle.__new__(TailHandle)
+        handle._lane, handle._now, handle._recorder = self._lane, self._now, self._recorder
+        handle._enter, handle._leave, handle._tail = self._enter, self._leave, tail
+        if self._recorder.attach_context:
+            handle.switch(True)
+        return handle
+
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        self._recorder.handles.add(self)
+        self.switch(self._recorder.on)
         return decorate(function, lambda: self)
 
     def __enter__(self) -> None:

@@ -14,7 +14,7 @@ REASONS: Final = {
     "queue_full": "span detail dropped: the export queue was full",
     "trace_cap": "span detail dropped: the step or its trace has its maximum of rows",
     "encode_error": "spans dropped: they could not be built or encoded",
-    "export_failed": "spans dropped: the exporter refused them",
+    "export_failed": "spans dropped: they could not be delivered",
     "already_shutdown": "rows dropped: the profiler is shut down",
     "fork": "rows dropped: they were open when the process forked",
     "out_of_order": "scopes closed while another one was innermost; they hang below the step",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..config import Config
+    from .handles import Handle
 
 MIN_ROW_LIMIT: Final = 65_536
 
@@ -72,6 +74,7 @@ class Recorder:
     Attributes:
         current: the lane of the calling context; outside every step, the idle lane.
         row_limit: rows that one open step may hold before it hands them over without span detail.
+        handles, on: the handles to switch, and whether they record.
         notify: called with the number of rows now waiting, whenever a step has ended.
     """
 
@@ -82,6 +85,8 @@ class Recorder:
         self.registry = Registry(self.losses)
         self.attachments = Attachments(self.ids)
         self.configure(config, tracing)
+        self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self.on = False
         self.notify: Callable[[int], None] = lambda rows: None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
         self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)

@@ -154,7 +154,7 @@ class Tracing:
 
 _READABLE: Final = (
     "spans leave as SDK span objects through your provider's own processors, tens of microseconds each on the worker "
-    "thread; exporter=BrickOTLPExporter(...) sends what is below a step at a hundredth of that"
+    "thread; exporter=BrickOTLPExporter(...) sends what is below a step at a fiftieth of that"
 )
 _COLUMNAR: Final = "steps leave through your provider's own processors, what is below them through the exporter given"
 _USER_IDS: Final = (

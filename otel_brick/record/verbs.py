@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
@@ -25,6 +24,8 @@ from .scopes import LaneScope, StepScope
 from .tracing import LinkLike, ParentLike, link_arguments, parent_argument
 
 MAX_HANDLES: Final = 1 << 17
+MAX_SEEN: Final = 1 << 16
+"""Combinations of a brick and its counts that are remembered as seen once."""
 MAX_KERNEL_NAME: Final = 128
 
 
@@ -50,9 +51,9 @@ class ScopeVerbs:
         self._shut = False
         self._switch_lock = threading.RLock()
         self._bricks: dict[tuple[Any, ...], Handle] = {}
+        self._seen: set[tuple[Any, ...]] = set()
         self._layers: dict[tuple[Any, ...], Handle] = {}
         self._kernels: dict[tuple[Any, ...], Handle] = {}
-        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
 
     def enable(self) -> None:
         """Record what begins from now on."""
@@ -70,8 +71,8 @@ class ScopeVerbs:
         with self._switch_lock:
             if self._shut:
                 return
-            self._enabled = on
-            for handle in list(self._handles):
+            self._enabled = self._recorder.on = on
+            for handle in list(self._recorder.handles):
                 handle.switch(on)
 
     def _shut_down(self) -> bool:
@@ -209,8 +210,9 @@ class ScopeVerbs:
             and (bytes_read is OMITTED or bytes_read.__class__ is int)
             and (bytes_written is OMITTED or bytes_written.__class__ is int)
         ):
+            key = (brick, elements, bytes_read, bytes_written, category, exact)
             try:
-                handle = self._bricks.get((brick, elements, bytes_read, bytes_written, category, exact))
+                handle = self._bricks.get(key) or self._passing(key)
             except TypeError:  # not hashable, which define() has better words for
                 handle = None
             if handle is not None:
@@ -223,6 +225,18 @@ class ScopeVerbs:
             category=category,
             exact=exact,
         )
+
+    def _passing(self, key: tuple[Any, ...]) -> Handle | None:
+        """A handle that nobody keeps, for counts that are new: only those that come again get a site of their own."""
+        brick, elements, bytes_read, bytes_written, category, exact = key
+        bare = self._bricks.get((brick, OMITTED, OMITTED, OMITTED, category, exact))
+        if bare is None or key in self._seen:
+            return None
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()
+        self._seen.add(key)
+        tail = count_tags(*count_arguments(elements, bytes_read, bytes_written))
+        return bare.with_tail(tail) if tail else None
 
     def kernel(
         self,
@@ -280,8 +294,12 @@ class ScopeVerbs:
             TypeError, ValueError: an argument is not what it should be.
         """
         counts = count_arguments(elements, bytes_read, bytes_written)
-        key = (brick, *(OMITTED if count == NO_COUNT else count for count in counts), category, exact)
         descriptor = self._recorder.registry.brick(brick, category, exact=exact)
+        bare = (brick, OMITTED, OMITTED, OMITTED, category, exact)
+        if counts != (NO_COUNT,) * 3 and bare not in self._bricks:
+            # `brick` makes the handles of counts that it has not seen before from this one.
+            self._handle(self._bricks, bare, descriptor)
+        key = (brick, *(OMITTED if count == NO_COUNT else count for count in counts), category, exact)
         return self._bricks.get(key) or self._handle(self._bricks, key, descriptor, *counts)
 
     def _handle(
@@ -307,7 +325,7 @@ class ScopeVerbs:
         handle = Handle(self._recorder, site, tail)
         with self._switch_lock:
             handle.switch(self._enabled or self._shut)
-            self._handles.add(handle)
+            self._recorder.handles.add(handle)
         if not tail and len(cache) < MAX_HANDLES and descriptor.name != OVERFLOW_NAME:
             cache[key] = handle
         return handle

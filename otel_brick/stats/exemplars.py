@@ -58,7 +58,6 @@ class Exemplars:
         parents = [record.parent for record in batch.steps]
         high = np.array([0 if parent is None else parent.trace_id >> 64 for parent in parents], np.uint64)
         low = np.array([0 if parent is None else parent.trace_id & (1 << 64) - 1 for parent in parents], np.uint64)
-        offset = np.array([record.offset_ns for record in batch.steps], np.int64)
         phase = np.array([record.phase for record in batch.steps], np.int64)
         brick = registry.descriptor_brick.data[batch.descriptor]
         rows = np.flatnonzero((brick >= 0) & (batch.flags & LEFT_OPEN == 0))
@@ -66,13 +65,35 @@ class Exemplars:
         key = brick[rows] * PHASES + phase[step]
         if len(key):
             self.bricks.grow(int(key.max()) + 1)
-        duration = batch.end[rows] - batch.start[rows]
-        table, place = self.bricks, (key, histogram.explicit_bucket_of(duration))
-        table.span_id[place] = batch.span_id[rows]
-        table.trace_high[place], table.trace_low[place] = high[step], low[step]
-        table.value_ns[place], table.unix_ns[place] = duration, batch.end[rows] + offset[step]
+            self._add_bricks(batch, rows, key, high, low)
         for number in np.unique(batch.step).tolist():
             self._add_step(batch, int(number), int(high[number]), int(low[number]))
+
+    def _add_bricks(
+        self,
+        batch: Batch,
+        rows: NDArray[np.intp],
+        key: NDArray[np.int64],
+        high: NDArray[np.uint64],
+        low: NDArray[np.uint64],
+    ) -> None:
+        table = self.bricks
+        bucket = histogram.explicit_bucket_of(batch.end[rows] - batch.start[rows])
+        # Only the last row of each bucket is looked at further; of equal places, numpy keeps what is assigned last.
+        last = np.full(table.span_id.size, -1, np.intp)
+        last[key * table.span_id.shape[1] + bucket] = rows
+        place = np.flatnonzero(last >= 0)
+        rows = last[place]
+        step = batch.step[rows]
+        offset = np.array([record.offset_ns for record in batch.steps], np.int64)[step]
+        for column, values in (
+            (table.span_id, batch.span_id[rows]),
+            (table.trace_high, high[step]),
+            (table.trace_low, low[step]),
+            (table.value_ns, batch.end[rows] - batch.start[rows]),
+            (table.unix_ns, batch.end[rows] + offset),
+        ):
+            np.reshape(column, -1)[place] = values
 
     def _add_step(self, batch: Batch, number: int, high: int, low: int) -> None:
         record = batch.steps[number]

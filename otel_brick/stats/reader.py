@@ -173,7 +173,11 @@ class StatsReader(ABC):
             return self.total_tokens() / (total / 1e9) if total else None
 
     def tokens_per_sec(self) -> float | None:
-        """Tokens given to steps per second of step time; None without tokens."""
+        """Tokens given to steps per second of step time; None without tokens.
+
+        The times of steps add up even where steps run beside each other: it is the speed of one step, not the
+        throughput of a program that runs many at once.
+        """
         with self._tables():
             tokens, wall = self.tokens(), self.wall_ns()
             return tokens * 1e9 / wall if tokens and wall else None

@@ -239,8 +239,8 @@ def test_a_category_given_to_a_dynamic_brick_appears_at_the_brick_and_in_the_cat
         ("RmsNorm", "norm"),
     ]
     assert content["categories"] == [
-        {"name": "Norm", "count": 1, "total_ns": 250, "pct": Decimal("25.0")},
-        {"name": "FFN", "count": 1, "total_ns": 750, "pct": Decimal("75.0")},
+        {"name": "norm", "count": 1, "total_ns": 250, "pct": Decimal("25.0")},
+        {"name": "ffn", "count": 1, "total_ns": 750, "pct": Decimal("75.0")},
     ]
 
 

@@ -781,3 +781,24 @@ def test_threads_that_read_while_others_record_see_every_sample_once(profiler: B
 
     assert seen == sorted(seen)
     assert {name: count for name, (count, _) in durations(profiler).items()} == {"A": 300, "B": 300}
+
+
+def test_counts_seen_for_the_first_time_are_exact_and_switch_off_with_their_profiler(
+    profiler: BrickProfiler, time: ManualClock
+) -> None:
+    with profiler.step():
+        for elements in (5, 6, 7, 6, 7, 7):
+            with profiler.brick("B", elements=elements, bytes_read=2 * elements):
+                time.advance(1)
+    decorated = profiler.brick("B", elements=9)(lambda: time.advance(1))
+    profiler.disable()
+    decorated()
+    profiler.enable()
+    decorated()
+    stats = profiler.stats("B")
+    assert stats is not None
+    assert (stats.count, stats.total_elements, stats.bytes_read, stats.total_ns) == (7, 38 + 9, 76, 7)
+    for bad in (5.0, "5", None, -1):
+        with pytest.raises((TypeError, ValueError), match=r"\Aelements\b"):
+            profiler.brick("B", elements=bad)  # type: ignore[arg-type]
+    assert profiler.stats("B").count == 7  # type: ignore[union-attr]

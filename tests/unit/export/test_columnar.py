@@ -230,9 +230,11 @@ def test_spans_are_written_in_the_order_that_templates_expect() -> None:
         pass
     assert profiler.flush()
     (template,) = routes.encoder._templates.values()
-    assert bytes(template.body[:2]) == b"\x0a\x10"
-    assert template.body[template.times] == 0x39
-    assert [size for _, _, size in template.varints] == [1]
+    layout = template.layout
+    assert template.entry[:1] == b"\x12"
+    assert template.entry[layout.span : layout.span + 2] == b"\x0a\x10"
+    assert template.entry[layout.start - 1] == 0x39
+    assert [size for _, _, size in layout.varints] == [1]
     profiler.shutdown()
 
 

@@ -160,10 +160,13 @@ class Pipeline:
     def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
         batch = resolve(items, registry, self._recorder.losses)
-        rows = self._detail.select(batch, registry.descriptor_level.data[batch.descriptor], self.steps)
+        exported = any(record.span is not None or record.recording for record in batch.steps)
+        rows = np.empty(0, np.intp)
+        if exported:
+            rows = self._detail.select(batch, registry.descriptor_level.data[batch.descriptor], self.steps)
         self.table.add(batch, registry)
         self.steps.add(batch, registry, self._recorder.clock.now())
-        if batch.ended and any(record.span is not None or record.recording for record in batch.steps):
+        if exported and batch.ended:
             detail = batch.only(rows).with_ids(self._recorder.ids.span_ids(len(rows)))
             self.exemplars.add(detail, registry)
             self._queue.append(detail)

@@ -71,8 +71,6 @@ class DetailPolicy:
                 return np.empty(0, np.intp)
             drop_detail(batch, np.flatnonzero(batch.flags & CUT), "log_full", self._losses)
             return np.empty(0, np.intp)
-        if not any(record.span is not None or record.recording for record in batch.steps):
-            return np.empty(0, np.intp)
         slow = self._slow_ns(batch, steps)
         bounds: list[int] = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
         kept: list[NDArray[np.intp]] = []

@@ -160,7 +160,7 @@ class IdleLane(Lane):
     def extend(self, events: Any) -> None:
         if events[0] >= 0:
             self.recorder.open_loose(self.record).extend(events)
-        else:
+        elif not self.recorder.is_shut:
             self.recorder.losses.add("out_of_order")
 
     def complete(self, events: Sequence[int]) -> None:

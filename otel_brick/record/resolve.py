@@ -7,7 +7,6 @@ closed wrongly is walked row by row (`balance.repair`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -164,30 +163,35 @@ def _blocks(items: Sequence[Item]) -> tuple[list[StepRecord], _Blocks]:
     records = [item.record for item in whole]
     blocks = _Blocks([], [], [], [], False)
     lanes, steps, sizes, pieces = blocks.lanes, blocks.steps, blocks.sizes, blocks.pieces
-    for step, item in enumerate(whole):
-        for lane in item.lanes if isinstance(item, Lanes) else item.record.lanes:
-            # A copy: a thread that looked the lane up before it closed may still write to it.
-            taken = lane[:]
-            del lane[: len(taken)]
-            size = len(taken)
+    groups = [items[0].lanes] if isinstance(items[0], Lanes) else [record.lanes for record in records]
+    # One list for all lanes: many small ones would keep the garbage collector busier than the rows do us.
+    run: list[int] = []
+    for step, group in enumerate(groups):
+        for lane in group:
+            size = 0
             if lane.chunks or lane.carry is not None:
                 arrays = lane.chunks if lane.carry is None else [lane.carry, *lane.chunks]
                 lane.chunks, lane.carry = [], None
-                size += sum(map(len, arrays))
-                pieces += arrays
-            elif not size:
-                continue
-            pieces.append(taken)
-            lanes.append(lane)
-            steps.append(step)
-            sizes.append(size)
+                size = sum(map(len, arrays))
+                pieces += (run, *arrays)
+                run = []
+            # A thread that looked the lane up before it closed may still write to it; that stays behind.
+            before = len(run)
+            run += lane
+            added = len(run) - before
+            del lane[:added]
+            if size + added:
+                lanes.append(lane)
+                steps.append(step)
+                sizes.append(size + added)
+    pieces.append(run)
     return records, blocks
 
 
 def _concatenate(blocks: _Blocks) -> NDArray[np.int64]:
     """All numbers of all parts."""
-    if len(blocks.pieces) == len(blocks.lanes) and not blocks.partial:  # lists only
-        return np.fromiter(chain.from_iterable(blocks.pieces), np.int64, sum(blocks.sizes))
+    if len(blocks.pieces) == 1:
+        return np.fromiter(blocks.pieces[0], np.int64, sum(blocks.sizes))
     return np.concatenate([np.asarray(piece, np.int64) for piece in blocks.pieces])
 
 

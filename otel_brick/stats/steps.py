@@ -62,11 +62,11 @@ class StepTable:
         if not in_step.any():
             return
         phase = np.array([step.phase for step in batch.steps], np.int64)
-        wall = np.array([step.end_ns - step.start_ns for step in batch.steps], np.int64)
         if batch.ended:
+            ends = np.array([step.end_ns for step in batch.steps], np.int64)
+            wall = ends - np.array([step.start_ns for step in batch.steps], np.int64)
             self._add_ended(batch, in_step, phase, wall)
-            ends = np.array([step.end_ns for step in batch.steps], np.int64)[in_step]
-            waited = np.maximum(now_ns - ends, 0)
+            waited = np.maximum(now_ns - ends[in_step], 0)
             self.columns["finalize_count"] += len(waited)
             self.columns["finalize_ns"] += int(waited.sum())
             np.add.at(self.columns["finalize_explicit"], histogram.explicit_bucket_of(waited), 1)
@@ -81,16 +81,17 @@ class StepTable:
     ) -> None:
         columns = self.columns
         phases, walls = phase[in_step], wall[in_step]
-        steps = [step for step in batch.steps if not step.loose]
-        failed = np.array([step.error is not None for step in steps], np.bool_)
+        steps = batch.steps if len(phases) == len(phase) else [step for step in batch.steps if not step.loose]
         tokens = np.array([step.tokens for step in steps], object)
         columns["count"] += np.bincount(phases, minlength=PHASES)
-        columns["failures"] += np.bincount(phases[failed], minlength=PHASES)
+        for step in steps:
+            if step.error is not None:
+                columns["failures"][step.phase] += 1
         for value in np.unique(phases).tolist():
             columns["wall_ns"][value] += exact_sum(walls[phases == value])
             columns["tokens"][value] += int(tokens[phases == value].sum())
-        lanes = np.array([min(step.lane_count, MAX_LANES) for step in steps], np.int64)
-        for number in range(int(lanes.max())):
+        lanes = np.array([step.lane_count for step in steps], np.int64)
+        for number in range(min(int(lanes.max()), MAX_LANES)):
             self.lane_wall_ns[number] += exact_sum(walls[lanes > number])
         np.add.at(columns["explicit"], (phases, np.searchsorted(EXPLICIT_UPPER_NS, walls)), 1)
         np.add.at(columns["grid"], (phases, histogram.bucket_of(walls)), 1)
@@ -104,8 +105,10 @@ class StepTable:
         )
         step, start, end = batch.step[rows], batch.start[rows], batch.end[rows]
         lane, first = batch.lane[rows], heads_of(batch.lane[rows])
-        shared = np.array([record.handed_over and record.lane_count > 1 for record in batch.steps], np.bool_)
-        own = (batch.lane_number[rows] == 0) | ~shared[step] if shared.any() else slice(None)
+        own: Any = slice(None)
+        if any(record.handed_over for record in batch.steps):
+            shared = np.array([record.handed_over and record.lane_count > 1 for record in batch.steps], np.bool_)
+            own = (batch.lane_number[rows] == 0) | ~shared[step]
         steps, covered = union_ns(step[own], start[own], end[own])
         for value in np.unique(phase[steps]).tolist():
             self.columns["union_ns"][value] += exact_sum(covered[phase[steps] == value])

@@ -250,6 +250,8 @@ class Pipeline:
             self._flushes.popleft()
             try:
                 request.delivered = self._sink.flush(request.timeout_s)
+            except Exception as error:
+                self._recorder.losses.remember("what was exported could not be flushed", error)
             finally:
                 request.done.set()
         return not self._stopping

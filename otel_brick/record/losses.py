@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -60,7 +61,9 @@ class Losses:
                 message, error = self._untold.popleft()
             except IndexError:  # another thread was quicker
                 return
-            logger.warning(message, exc_info=error)
+            # A handler of the user's may raise, and may not end our worker.
+            with contextlib.suppress(Exception):
+                logger.warning(message, exc_info=error)
 
     def snapshot(self) -> dict[str, int]:
         """All reasons with their counts, in a fixed order."""

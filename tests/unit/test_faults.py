@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import logging
 import threading
+from typing import Any
 
 import pytest
 from opentelemetry.trace import StatusCode
@@ -314,3 +316,44 @@ def test_a_step_open_at_shutdown_still_ends_and_what_it_held_is_counted(traces: 
     assert [span.name for span in traces.spans] == ["step other"]
     assert nonzero(profiler) == {"already_shutdown": 2 + 3}
     assert profiler.brick_names() == []
+
+
+def test_an_exporter_whose_flush_raises_does_not_end_the_worker(traces: InMemoryTraces) -> None:
+    class Broken:
+        rows = 0
+
+        def submit(self, blocks: list[Any], resource: object, losses: object) -> None:
+            self.rows += sum(map(len, blocks))
+
+        def flush(self, timeout_s: float) -> bool:
+            raise RuntimeError("broken")
+
+        def shutdown(self, timeout_millis: float = 30_000) -> None:
+            pass
+
+    exporter = Broken()
+    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, exporter=exporter, detail="all")
+    for steps in (1, 2):
+        with profiler.step(), profiler.brick("B"):
+            pass
+        assert not profiler.flush(timeout_s=10)
+        assert (exporter.rows, len(traces.spans)) == (steps, steps)
+    profiler.shutdown(timeout_s=10)
+
+
+def test_a_log_handler_that_raises_does_not_end_the_worker(profiler: BrickProfiler, traces: InMemoryTraces) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("broken")
+
+    logger, handler = logging.getLogger("otel_brick"), Broken()
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            with profiler.step():
+                profiler.brick("Forgotten").__enter__()
+            assert profiler.flush(timeout_s=10)
+    finally:
+        logger.removeHandler(handler)
+    assert len(traces.trees()) == 2
+    assert nonzero(profiler) == {"left_open": 2}

@@ -31,7 +31,7 @@ test: $(TEST_READY)
 lint: $(TEST_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 
 format: $(TEST_READY)
 	$(BIN)/ruff check --fix .

@@ -224,7 +224,8 @@ assert trace.get_tracer_provider() is before and profiler.is_enabled() and profi
 """
     )
     done = run(program, receiver.endpoint)
-    assert (done.returncode, done.stderr) == (0, "")
+    told = "already configured: the profiler is enabled and everything else stays as it is\n"
+    assert (done.returncode, done.stderr) == (0, told)
     assert_program_arrived(receiver)
 
 

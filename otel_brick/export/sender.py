@@ -154,9 +154,30 @@ class Sender:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything submitted so far is delivered or counted; False if that takes longer."""
         self.restart_in_child()
+        deadline = time.monotonic() + timeout_s
         with self._changed:
             last = self._numbered
-            return self._changed.wait_for(lambda: self._oldest() > last, timeout_s)
+            if self._queue:
+                self._start()
+            stranded = bool(self._queue) and self._thread is None
+        if stranded:
+            self._send_here(deadline)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._oldest() > last, max(0.0, deadline - time.monotonic()))
+
+    def _send_here(self, deadline: float) -> None:
+        """Send what is queued on the calling thread, because none can be started any more."""
+        while time.monotonic() < deadline:
+            with self._changed:
+                if not self._queue or self._sending is not None:
+                    return
+                item = self._sending = self._take()
+            for receipt in self._deliveries(item.payload):
+                self._settle(item, receipt)
+            self._settle(item, Receipt(failed=item.unsettled))
+            with self._changed:
+                self._sending = None
+                self._changed.notify_all()
 
     def shutdown(self, timeout_s: float) -> None:
         """Refuse further requests, give those that wait one more chance within the time and count the rest."""

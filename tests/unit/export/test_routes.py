@@ -367,3 +367,19 @@ def test_metrics_and_counters_of_a_profiler(receiver: Receiver) -> None:
     }
     assert (values["brick.calls"], values["brick.elements"]) == (20, 60)
     assert profiler.shutdown(timeout_s=10)
+
+
+def test_a_flush_sends_by_itself_where_no_thread_can_be_started(
+    server: Collector, traces: InMemoryTraces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a program on Python 3.12 and later."""
+    exporter = BrickOTLPExporter(endpoint=server.endpoint, protocol=server.protocol, insecure=True)
+    monkeypatch.setattr(exporter._sender, "_start", lambda: None)
+    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, exporter=exporter, detail="all")
+    record(profiler, 3)
+    began = time.monotonic()
+    assert profiler.flush(timeout_s=20)
+    assert time.monotonic() - began < 10
+    assert Counter(span.name for span in server.spans()) == {"B": 15}
+    assert profiler.shutdown(timeout_s=10)
+    assert not any(profiler.losses().values())

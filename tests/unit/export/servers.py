@@ -315,10 +315,11 @@ class RawServer:
                 connection.close()
 
     def close(self) -> None:
-        for connection in self._open:
-            connection.close()
+        # The port first: whoever loses a connection may try again at once, and must not get in here.
         _end(self._socket)
         self._socket.close()
+        for connection in self._open:
+            connection.close()
 
 
 class CountingProxy:

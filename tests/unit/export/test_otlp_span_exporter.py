@@ -115,7 +115,7 @@ def test_shutdown_ends_an_export_of_another_thread(protocol: str) -> None:
     began = time.monotonic()
     exporter.shutdown(5_000)
     thread.join(5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4
     assert results == [SpanExportResult.FAILURE]
 
 

@@ -39,17 +39,8 @@ def _depth(code: NDArray[np.int64]) -> NDArray[np.int32]:
     return np.cumsum(((code >> 63) * 2 + 1).astype(np.int8), dtype=np.int32)
 
 
-def unbalanced(code: NDArray[np.int64], heads: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which lanes have an exit without an entry, or entries left over.
-
-    Args:
-        code: shape (n,), the sites of entries and the inverted sites of exits of all lanes in sequence.
-        heads: where each lane begins; every lane has at least one event.
-    """
-    return _unbalanced(_depth(code), heads)
-
-
 def _unbalanced(depth: NDArray[np.int32], heads: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which lanes have an exit without an entry, or entries left over; `heads` is where each lane begins."""
     ends = depth[np.append(heads[1:], len(depth)) - 1]
     before = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
     return (ends != before) | (np.minimum.reduceat(depth, heads) < before)

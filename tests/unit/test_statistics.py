@@ -802,3 +802,19 @@ def test_counts_seen_for_the_first_time_are_exact_and_switch_off_with_their_prof
         with pytest.raises((TypeError, ValueError), match=r"\Aelements\b"):
             profiler.brick("B", elements=bad)  # type: ignore[arg-type]
     assert profiler.stats("B").count == 7  # type: ignore[union-attr]
+
+
+def test_print_category_stats_prints_the_categories_that_have_samples(
+    profiler: BrickProfiler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiler.record_elapsed("RmsNorm", 250, 1)
+    profiler.record_elapsed("FusedGateUp", 750, 1, category=BrickCategory.Ffn)
+
+    profiler.print_category_stats()
+
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["category", "avg", "us", "share", "calls"],
+        ["Norm", "0.25", "25.0%", "1"],
+        ["FFN", "0.75", "75.0%", "1"],
+    ]

@@ -255,3 +255,16 @@ def test_the_client_is_needed_only_to_collect() -> None:
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(root)},
     )
+
+
+def test_a_profiler_gives_a_collector_of_its_statistics() -> None:
+    profiler = BrickProfiler.enabled()
+    with profiler.step(phase="decode", tokens=3), profiler.brick("RmsNorm", elements=5):
+        pass
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(profiler.prometheus_collector())
+
+    labels = {"brick_name": "RmsNorm", "brick_category": "norm", "brick_phase": "decode"}
+    assert registry.get_sample_value("brick_calls_total", labels) == 1
+    assert registry.get_sample_value("brick_tokens_total", {"brick_phase": "decode"}) == 3
+    profiler.shutdown()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from otel_brick import semconv
 from otel_brick.config import SETTINGS, Setting
-from otel_brick.export.metric_series import COUNTERS, HISTOGRAMS
+from otel_brick.export.metric_series import COUNTERS, GAUGES, HISTOGRAMS
 from otel_brick.semconv import Attribute, Metric
 
 FOLDER = Path(__file__).parent
@@ -74,7 +74,7 @@ def prometheus_name(metric: Metric) -> str:
 
 def attributes_page() -> str:
     """All of `attributes.md`."""
-    unsent = [metric.name for metric in semconv.METRICS if metric not in (*COUNTERS, *HISTOGRAMS)]
+    unsent = [metric.name for metric in semconv.METRICS if metric not in (*COUNTERS, *GAUGES, *HISTOGRAMS)]
     blocks = [
         _HEAD.format(scope=semconv.SCOPE_NAME),
         "## Attributes\n",

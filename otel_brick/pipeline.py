@@ -11,11 +11,13 @@ import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from .record.batch import drop_detail
+from .record.budgets import Budgets
 from .record.recorder import Ended
 from .record.resolve import resolve
 from .stats.exemplars import Exemplars
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from .export.detail import DetailPolicy
     from .record.batch import Batch
     from .record.recorder import Item, Recorder
+    from .taxonomy import BrickId
 
 EXIT_TIMEOUT_S: Final = 10.0
 COALESCE_S: Final = 0.2
@@ -63,7 +66,7 @@ class Pipeline:
     """Moves rows from a recorder to the statistics and to a sink.
 
     Attributes:
-        table, steps, exemplars: the statistics; read them with `lock` held.
+        table, steps, exemplars: the statistics; read them with `lock` held, and `budgets` likewise.
         generation: how often they were forgotten; `start_unix_ns` is when they began.
         on_start: called when the worker starts, in a forked child again.
         on_exit: called with a timeout in seconds when the interpreter ends.
@@ -73,6 +76,7 @@ class Pipeline:
         self._recorder = recorder
         self._detail = detail
         self._sink = sink
+        self.budgets = Budgets(recorder.registry, recorder.losses)
         self.generation = 0
         self.on_start: Callable[[], object] = lambda: None
         self.on_exit: Callable[[float], object] = self.stop
@@ -160,6 +164,9 @@ class Pipeline:
     def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
         batch = resolve(items, registry, self._recorder.losses)
+        budgets = self.budgets.by_brick()
+        if budgets is not None:
+            batch = replace(batch, budgets=budgets)
         exported = any(record.span is not None or record.recording for record in batch.steps)
         rows = np.empty(0, np.intp)
         if exported:
@@ -195,6 +202,18 @@ class Pipeline:
         with self.lock:
             self.collect()
             self._forget()
+
+    def set_budget(self, brick: BrickId | str, budget_ns: int | None) -> None:
+        """Let a budget hold for what ends from now on."""
+        with self.lock:
+            self.collect()
+            self.budgets.set(brick, budget_ns)
+
+    def forget_budgets(self) -> None:
+        """Let no budget hold for what ends from now on."""
+        with self.lock:
+            self.collect()
+            self.budgets.clear()
 
     def flush(self, timeout_s: float) -> bool:
         """Let the worker export everything that has ended and flush the provider; False if that takes too long."""

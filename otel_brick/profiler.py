@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,7 @@ from .export.outputs import MetricReadings, Outputs
 from .export.readable import Pace, ReadableRoute
 from .export.spans import ColumnarRoute, SpanSink
 from .pipeline import Pipeline
+from .record.budgets import budget_argument
 from .record.clock import Clock
 from .record.losses import Losses
 from .record.measured import Verbs
@@ -66,7 +68,7 @@ class BrickProfiler(Verbs, StatsReader):
             exporter: a `BrickOTLPExporter`, which takes the rows below steps as encoded columns. Steps leave through
                 their provider, or through this exporter too where no provider is global.
             metric_exporter: gets all metrics of the statistics at an interval.
-            meter_provider: gets their counters as observable instruments.
+            meter_provider: gets their counters and gauges as observable instruments.
             detail: which recorded steps have spans below them: `"auto"`, `"all"` or `"none"`.
             detail_interval: under `"auto"`, one step in this many has detail.
             max_rows_per_step, max_rows_per_trace: bounds for the spans below one step and one trace.
@@ -124,7 +126,8 @@ class BrickProfiler(Verbs, StatsReader):
     def _tables(self) -> Generator[Tables]:
         with self._pipeline.lock:
             self._pipeline.collect()
-            yield Tables(self._pipeline.table, self._pipeline.steps, self._bottlenecks)
+            pipeline = self._pipeline
+            yield Tables(pipeline.table, pipeline.steps, self._bottlenecks, pipeline.budgets.by_name)
 
     def _sink(self, exporter: RowExporter | None) -> SpanSink:
         recorder = self._recorder
@@ -141,7 +144,11 @@ class BrickProfiler(Verbs, StatsReader):
         close_exporter: bool = True,
     ) -> Outputs:
         pipeline = self._pipeline
-        self._readings = MetricReadings(self._recorder, pipeline, lambda: Tables(pipeline.table, pipeline.steps))
+        self._readings = MetricReadings(
+            self._recorder,
+            pipeline,
+            lambda: Tables(pipeline.table, pipeline.steps, budgets_ns=pipeline.budgets.by_name),
+        )
         outputs = Outputs(
             self._recorder,
             self._readings,
@@ -217,14 +224,15 @@ class BrickProfiler(Verbs, StatsReader):
         return self._recorder.losses.snapshot()
 
     def reset(self) -> None:
-        """Forget all statistics, stated bottlenecks and run facts; open steps go on and count when they end."""
+        """Forget all statistics, bottlenecks, budgets and run facts; open steps go on and count when they end."""
         self.reset_stats()
+        self._pipeline.forget_budgets()
         self._bottlenecks = {}
         self._l2_cache_hit_rate = None
         self._zero_copy = False
 
     def reset_stats(self) -> None:
-        """Forget all statistics."""
+        """Forget all statistics; what was stated stays."""
         self._pipeline.reset()
 
     # --- what is known from elsewhere ---
@@ -243,6 +251,23 @@ class BrickProfiler(Verbs, StatsReader):
         if index is None:
             raise KeyError(f"no brick {name!r} has been seen")
         self._bottlenecks[registry.brick_names[index]] = bottleneck
+
+    def set_brick_budget(self, name: BrickId | str, budget: int | timedelta | None) -> None:
+        """State the longest time that one call of a brick may take; longer ones are counted as violations.
+
+        It holds for steps that end from now on, and for bricks outside steps likewise. The name may be that of a brick
+        that has not been seen yet.
+
+        Args:
+            name: a known brick, its name or alias, or any other name. Budgets of more than 1,024 other names are not
+                kept, but counted as `name_overflow`.
+            budget: of the inclusive time, integer nanoseconds or a `timedelta`; None for no budget any more.
+
+        Raises:
+            TypeError, ValueError: an argument is not what it should be; nothing is changed then.
+        """
+        brick = self._recorder.registry.resolve_brick(name, argument="name")
+        self._pipeline.set_budget(brick, budget_argument(budget))
 
     def set_l2_cache_hit_rate(self, rate: float) -> None:
         """State the run's L2 cache hit rate, from 0 to 1.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import Status, StatusCode
 
 from .. import semconv
+from ..record.budgets import EXCEEDED, UNFINISHED
 from ..taxonomy import SpanLevel
 
 if TYPE_CHECKING:
@@ -81,6 +82,16 @@ def count_attributes(level: SpanLevel, elements: int, read: int, written: int, l
         attributes[semconv.BRICK_IO_READ_SIZE] = read
     if written >= 0:
         attributes[semconv.BRICK_IO_WRITE_SIZE] = written
+    return attributes
+
+
+def budget_attributes(budget_s: float, verdict: int) -> Attributes:
+    """What a brick's budget, in seconds, and the verdict on the row say; a verdict of 0 sends nothing."""
+    attributes: Attributes = {}
+    if verdict:
+        attributes[semconv.BRICK_BUDGET_DURATION] = budget_s
+        if verdict != UNFINISHED:
+            attributes[semconv.BRICK_BUDGET_EXCEEDED] = verdict == EXCEEDED
     return attributes
 
 

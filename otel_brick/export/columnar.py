@@ -1,14 +1,15 @@
 """Rows as OTLP bytes without a Python object per row.
 
-Each combination of descriptor and varint widths is encoded once by the official protobuf classes, with placeholders
-where rows differ; rows are then written by copying such templates and patching ids, times and counts with numpy, all
-rows whose templates have their placeholders in the same places at once. The bytes decode to what the official encoder
-makes of the same spans; they are never parsed back at run time.
+Each combination of descriptor, varint widths and verdict on a budget is encoded once by the official protobuf classes,
+with placeholders where rows differ; rows are then written by copying such templates and patching ids, times, counts and
+budgets with numpy, all rows whose templates have their placeholders in the same places at once. The bytes decode to
+what the official encoder makes of the same spans; they are never parsed back at run time.
 """
 
 from __future__ import annotations
 
 import itertools
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,9 +17,10 @@ import numpy as np
 from opentelemetry.trace import SpanContext, Status, TraceFlags
 
 from .. import semconv
+from ..record.budgets import judged
 from ..record.intervals import heads_of
 from ..taxonomy import SpanLevel
-from .attributes import count_attributes, failure, fixed_attributes, limited, span_name
+from .attributes import budget_attributes, count_attributes, failure, fixed_attributes, limited, span_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +39,11 @@ VARYING: Final = (
     semconv.BRICK_IO_SIZE,
     semconv.BRICK_IO_READ_SIZE,
     semconv.BRICK_IO_WRITE_SIZE,
+    semconv.BRICK_BUDGET_DURATION,
 )
-"""The attributes that are patched, in the order in which `count_attributes` gives them."""
+"""The attributes that are patched, in their order in a span: varints, then a double."""
+DOUBLE: Final = 8
+"""Bytes of a double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,13 @@ class _Layout:
         size: bytes of the entry.
         span: where the span's fields begin.
         start: where the value of its start stands; that of its end follows a tag later.
-        varints: for each patched attribute its index in `VARYING`, place and width.
+        patched: for each attribute that is patched its index in `VARYING`, place and width.
     """
 
     size: int
     span: int
     start: int
-    varints: tuple[tuple[int, int, int], ...]
+    patched: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +71,18 @@ class _Template:
     layout: _Layout
 
     @classmethod
-    def of(cls, span: bytes, start: int, varints: Sequence[tuple[int, int, int]]) -> _Template:
-        """Complete a span's fields to an entry; `start` and `varints` have places in the span."""
+    def of(cls, span: bytes, start: int, patched: Sequence[tuple[int, int, int]]) -> _Template:
+        """Complete a span's fields to an entry; `start` and `patched` have places in the span."""
         head = b"\x12" + varint(len(span))
         at = len(head)
-        moved = tuple((column, at + place, width) for column, place, width in varints)
+        moved = tuple((column, at + place, width) for column, place, width in patched)
         return cls(head + span, _Layout(at + len(span), at, at + start, moved))
 
     def with_tail(self, tail: bytes) -> _Template:
         """The same with further fields at the span's end."""
         at = self.layout.span
-        varints = [(column, place - at, width) for column, place, width in self.layout.varints]
-        return _Template.of(self.entry[at:] + tail, self.layout.start - at, varints)
+        patched = [(column, place - at, width) for column, place, width in self.layout.patched]
+        return _Template.of(self.entry[at:] + tail, self.layout.start - at, patched)
 
 
 class ColumnarEncoder:
@@ -107,10 +112,12 @@ class ColumnarEncoder:
         levels = self._registry.descriptor_level.data[descriptor]
         values = _values(batch, rows, levels)
         widths = [None if column is None else _widths(column) for column in values]
+        budgets = judged(batch, self._registry)
+        verdict = None if budgets is None else budgets.verdict[rows]
         brick = np.where(levels == SpanLevel.Kernel, batch.brick_parent[rows], -1)
         brick = np.where(brick >= 0, batch.descriptor[brick], -1)
-        order, heads = _groups(batch, rows, descriptor, brick, widths)
-        templates = self._found(batch, rows, order[heads], [descriptor, brick, *widths])
+        order, heads = _groups(batch, rows, descriptor, brick, [*widths, verdict])
+        templates = self._found(batch, rows, order[heads], [descriptor, brick, *widths, verdict])
         layouts: dict[_Layout, list[int]] = {}
         for number, template in enumerate(templates):
             layouts.setdefault(template.layout, []).append(number)
@@ -120,13 +127,14 @@ class ColumnarEncoder:
             order = order[_ranges(heads[groups], counts[groups])]
         columns = _Columns(batch, rows[order], ends, span_ids)
         digits = [None if column is None else _digits(column[order]) for column in values]
+        digits.append(None if budgets is None else _doubles(budgets.budget[rows[order]] / 1e9))
         blocks: list[NDArray[np.uint8]] = []
         first = 0
         for layout, groups in layouts.items():
             block = _copies([templates[number].entry for number in groups], counts[groups])
             own = slice(first, first + len(block))
             columns.patch(block, layout, own)
-            for column, place, width in layout.varints:
+            for column, place, width in layout.patched:
                 found = digits[column]
                 assert found is not None
                 block[:, place : place + width] = found[own, :width]
@@ -152,22 +160,20 @@ class ColumnarEncoder:
         return templates
 
     def _made(self, key: tuple[int, ...], error: tuple[str, str] | None) -> _Template:
-        descriptor, brick, *widths = key
-        first, present = self._encoded(descriptor, brick, widths, error, 0xAA)
-        second, _ = self._encoded(descriptor, brick, widths, error, 0x55)
-        template = _located(first, second, present, widths)
+        first, present = self._encoded(key, error, 0xAA)
+        second, _ = self._encoded(key, error, 0x55)
+        template = _located(first, second, present, [*key[2:-1], DOUBLE])
         if error is None and len(self._templates) < MAX_TEMPLATES:
             self._templates[key] = template
         return template
 
-    def _encoded(
-        self, descriptor: int, brick: int, widths: Sequence[int], error: tuple[str, str] | None, fill: int
-    ) -> tuple[bytes, list[int]]:
+    def _encoded(self, key: tuple[int, ...], error: tuple[str, str] | None, fill: int) -> tuple[bytes, list[int]]:
         """Encode one span with every byte that may vary set to `fill`; also which attributes it has."""
         from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import ReadableSpan
 
+        descriptor, brick, *widths, verdict = key
         known = self._registry.descriptors
         identity = known[descriptor]
         layer, elements, _, read, written = (_filled(width, fill) for width in widths)
@@ -175,6 +181,7 @@ class ColumnarEncoder:
         attributes |= count_attributes(identity.level, elements, read, written, layer)
         if widths[2]:
             attributes[semconv.BRICK_IO_SIZE] = _filled(widths[2], fill)
+        attributes |= budget_attributes(struct.unpack("<d", bytes([fill]) * DOUBLE)[0], verdict)
         if error is not None:
             attributes[semconv.ERROR_TYPE] = error[0]
         attributes = limited(attributes)
@@ -260,8 +267,8 @@ def _located(first: bytes, second: bytes, present: list[int], widths: Sequence[i
     begin, end = offsets[3], offsets[4]
     if offsets[:3] != [2, 20, 30] or end != begin + 9:
         raise RuntimeError("spans are not encoded as expected: fields are in another order")
-    varints = [(column, offset, widths[column]) for column, offset in zip(present, offsets[5:], strict=True)]
-    return _Template.of(first, begin, varints)
+    patched = [(column, offset, widths[column]) for column, offset in zip(present, offsets[5:], strict=True)]
+    return _Template.of(first, begin, patched)
 
 
 def varint(value: int) -> bytes:
@@ -284,13 +291,17 @@ def _groups(
     rows: NDArray[np.intp],
     descriptor: NDArray[np.int32],
     brick: NDArray[np.int32],
-    widths: Sequence[NDArray[np.int64] | None],
+    further: Sequence[NDArray[np.int64] | None],
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Order rows so that those of one template and tail are neighbours; also where each group begins."""
+    """Order rows so that those of one template and tail are neighbours; also where each group begins.
+
+    Args:
+        further: what tells templates apart besides, numbers below 16; None for a column of zeros.
+    """
     key = descriptor.astype(np.int64) << 20 | (brick.astype(np.int64) + 1)
-    for width in widths:
-        if width is not None:
-            key = key << 4 | width
+    for column in further:
+        if column is not None:
+            key = key << 4 | column
     rare = _rare(batch, rows)
     if rare is None:
         order = np.argsort(key, kind="stable")
@@ -371,3 +382,8 @@ def _digits(values: NDArray[np.int64]) -> NDArray[np.uint8]:
         rest = rest >> 7
         digits[:, place] |= (rest != 0).astype(np.uint8) << 7
     return digits
+
+
+def _doubles(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """The bytes of each value, shape (n, DOUBLE)."""
+    return values.astype("<f8").view(np.uint8).reshape(-1, DOUBLE)

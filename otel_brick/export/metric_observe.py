@@ -1,6 +1,6 @@
-"""Metrics by way of a `MeterProvider`: observable counters, which the provider's own readers collect.
+"""Metrics by way of a `MeterProvider`: observable counters and gauges, which the provider's own readers collect.
 
-Only counters go this way, because the SDK takes no ready-made histograms. A callback runs while the SDK holds a lock
+Histograms do not go this way, because the SDK takes no ready-made ones. A callback runs while the SDK holds a lock
 that creating an instrument takes too; so no lock of ours is ever held while instruments are created, and the one that
 callbacks take guards additions only.
 """
@@ -18,15 +18,15 @@ from opentelemetry.metrics import Observation
 
 from .. import semconv
 from ..version import __version__
-from .metric_series import COUNTERS, number, totals
+from .metric_series import COUNTERS, GAUGES, levels, number, totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider
 
     from ..semconv import Metric
-    from .metric_series import MetricSource
+    from .metric_series import Level, MetricSource, Total
 
 logger = logging.getLogger("otel_brick")
 
@@ -52,10 +52,11 @@ class Observed:
 
 
 def observe(meter_provider: MeterProvider, source: Callable[[], MetricSource]) -> Observed:
-    """Report the counters of a source through a meter provider.
+    """Report the counters and gauges of a source through a meter provider.
 
-    The instruments are created once for each provider; sources of the same provider are added together. Sums never go
-    down, also when the statistics behind a source are forgotten: what they had counted stays in.
+    The instruments are created once for each provider; counters of the same provider's sources are added together, and
+    of a gauge that several have the smallest value is reported. Sums never go down, also when the statistics behind a
+    source are forgotten: what they had counted stays in.
 
     Args:
         meter_provider: whose readers collect.
@@ -77,16 +78,17 @@ def observe(meter_provider: MeterProvider, source: Callable[[], MetricSource]) -
 
 
 class _Tally:
-    """What one source has counted so far."""
+    """What one source has counted so far, and its last levels."""
 
     def __init__(self, source: Callable[[], MetricSource]) -> None:
         self.source = source
         self.generation = 0
         self.counted: Counter[_Series] = Counter()
+        self.levels: dict[_Series, int] = {}
 
 
 class _Instruments:
-    """The observable counters of one provider, and the sum of the sources that they report."""
+    """The observable instruments of one provider, and the sum of the sources that they report."""
 
     def __init__(self) -> None:
         self._tallies: list[_Tally] = []
@@ -105,6 +107,10 @@ class _Instruments:
             meter.create_observable_counter(
                 metric.name, [self._callback(metric)], unit=metric.unit, description=metric.description
             )
+        for metric in GAUGES:
+            meter.create_observable_gauge(
+                metric.name, [self._callback(metric)], unit=metric.unit, description=metric.description
+            )
 
     def _after_fork(self) -> None:
         """A forked child counts from zero; the parent's sums are the parent's to report."""
@@ -113,6 +119,7 @@ class _Instruments:
             for tally in self._tallies:
                 tally.generation = 0
                 tally.counted.clear()
+                tally.levels = {}
 
     def add(self, tally: _Tally) -> None:
         self._after_fork()
@@ -130,7 +137,7 @@ class _Instruments:
 
     def _callback(self, metric: Metric) -> Callable[[CallbackOptions], list[Observation]]:
         def observations(_: CallbackOptions) -> list[Observation]:
-            # One reading serves all counters of a collection: a counter that finds its part taken begins the next.
+            # One reading serves all of a collection: an instrument that finds its part taken begins the next.
             found = self._ready.pop(metric, None)
             if found is None:
                 ready = self._read()
@@ -149,30 +156,30 @@ class _Instruments:
                 if reading is not None and tally in tallies:
                     self._count(tally, *reading)
             sums = self._past.copy()
+            smallest: dict[_Series, int] = {}
             for tally in tallies:
                 sums.update(tally.counted)
-        ready: dict[Metric, list[Observation]] = {metric: [] for metric in COUNTERS}
+                for series, exact in tally.levels.items():
+                    smallest[series] = min(exact, smallest.get(series, exact))
+        ready: dict[Metric, list[Observation]] = {metric: [] for metric in (*COUNTERS, *GAUGES)}
         if tallies:
-            for (metric, attributes), exact in sums.items():
+            for (metric, attributes), exact in (*sums.items(), *smallest.items()):
                 ready[metric].append(Observation(number(metric, exact), dict(attributes)))
         return ready
 
-    def _reading(self, tally: _Tally) -> tuple[int, dict[_Series, int]] | None:
+    def _reading(self, tally: _Tally) -> tuple[int, dict[_Series, int], dict[_Series, int]] | None:
         try:
             source = tally.source()
-            counted = {
-                (metric, tuple(total.attributes.items())): total.exact
-                for metric, series in totals(source).items()
-                for total in series
-            }
-            return source.generation, counted
+            return source.generation, _flat(totals(source)), _flat(levels(source))
         except Exception:
             if not self._warned:
                 self._warned = True
                 logger.exception("statistics could not be read for metrics")
             return None
 
-    def _count(self, tally: _Tally, generation: int, counted: dict[_Series, int]) -> None:
+    def _count(
+        self, tally: _Tally, generation: int, counted: dict[_Series, int], own_levels: dict[_Series, int]
+    ) -> None:
         """Take a reading into a tally; one that is older than what the tally has changes nothing."""
         if generation < tally.generation:
             return
@@ -183,6 +190,11 @@ class _Instruments:
                     self._past[series] += tally.counted.pop(series)
         for series, exact in counted.items():
             tally.counted[series] = max(tally.counted[series], exact)
+        tally.levels = own_levels
+
+
+def _flat(found: Mapping[Metric, Sequence[Total | Level]]) -> dict[_Series, int]:
+    return {(metric, tuple(one.attributes.items())): one.exact for metric, series in found.items() for one in series}
 
 
 _known: Final[weakref.WeakKeyDictionary[MeterProvider, _Instruments]] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""What the statistics say as metrics: the series of every counter and histogram, the same for every way out.
+"""What the statistics say as metrics: the series of every counter, gauge and histogram, the same for every way out.
 
 A `MetricSource` flows in, whose tables nobody changes meanwhile; exact integers flow out, times in nanoseconds. The
 modules that send them only translate, so a name, an attribute or a value can not differ between two ways out.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from .. import semconv
+from ..record.descriptors import printable
 from ..stats.table import PHASES
 from ..taxonomy import Phase
 
@@ -35,8 +36,10 @@ COUNTERS: Final = (
     semconv.METRIC_BRICK_ELEMENTS,
     semconv.METRIC_BRICK_IO,
     semconv.METRIC_BRICK_TOKENS,
+    semconv.METRIC_BRICK_BUDGET_VIOLATIONS,
     semconv.METRIC_BRICK_RECORDS_DROPPED,
 )
+GAUGES: Final = (semconv.METRIC_BRICK_BUDGET_LIMIT,)
 HISTOGRAMS: Final = (
     semconv.METRIC_BRICK_STEP_DURATION,
     semconv.METRIC_BRICK_DURATION,
@@ -121,6 +124,18 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
+class Level:
+    """A series of a gauge.
+
+    Attributes:
+        exact: the value in the metric's unit; in nanoseconds where that is seconds.
+    """
+
+    attributes: Labels
+    exact: int
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A sample with a span, for use as an exemplar."""
 
@@ -157,7 +172,7 @@ def seconds(ns: int) -> float:
 
 
 def number(metric: Metric, exact: int) -> int | float:
-    """A total in the metric's unit; a count of 2**63 and more, which OTLP's integers can not hold, as a float."""
+    """A total or level in the metric's unit; one of 2**63 and more, which OTLP's integers can not hold, as a float."""
     if metric.unit == "s":
         return seconds(exact)
     return exact if exact <= MAX_INTEGER else float(exact)
@@ -166,16 +181,18 @@ def number(metric: Metric, exact: int) -> int | float:
 def totals(source: MetricSource) -> dict[Metric, list[Total]]:
     """The series of all `COUNTERS`, empty lists where nothing was counted.
 
-    Elements, bytes and tokens appear once some were given. Losses appear, zeros too, as soon as anything was counted:
-    a rate can not see the first loss if that is what brings the series into being.
+    Elements, bytes and tokens appear once some were given. Losses appear, zeros too, as soon as anything was counted,
+    violations as soon as a brick with a budget was: a rate can not see the first one if that is what brings the series
+    into being.
     """
     found: dict[Metric, list[Total]] = {metric: [] for metric in COUNTERS}
 
     def add(metric: Metric, about: Labels, exact: int) -> None:
         found[metric].append(Total(_chosen(metric, about), exact))
 
-    columns = source.tables.bricks.columns
-    for key, about in _bricks(source.tables.bricks):
+    table = source.tables.bricks
+    columns = table.columns
+    for key, about in _bricks(table):
         add(semconv.METRIC_BRICK_TIME, about, int(columns["total_ns"][key]))
         add(semconv.METRIC_BRICK_CALLS, about, int(columns["count"][key]))
         if elements := int(columns["elements"][key]):
@@ -183,6 +200,9 @@ def totals(source: MetricSource) -> dict[Metric, list[Total]]:
         for direction, column in _IO_COLUMNS:
             if moved := int(columns[column][key]):
                 add(semconv.METRIC_BRICK_IO, about | {semconv.BRICK_IO_DIRECTION: direction}, moved)
+        violations = int(columns["violations"][key])
+        if violations or table.names[key // PHASES] in source.tables.budgets_ns:
+            add(semconv.METRIC_BRICK_BUDGET_VIOLATIONS, about, violations)
     for phase, about in _phases():
         if tokens := int(source.tables.steps.columns["tokens"][phase]):
             add(semconv.METRIC_BRICK_TOKENS, about, tokens)
@@ -191,6 +211,17 @@ def totals(source: MetricSource) -> dict[Metric, list[Total]]:
         for reason, count in lost.items():
             add(semconv.METRIC_BRICK_RECORDS_DROPPED, {semconv.BRICK_DROP_REASON: reason}, count)
     return found
+
+
+def levels(source: MetricSource) -> dict[Metric, list[Level]]:
+    """The series of all `GAUGES`, empty lists where there is nothing to tell.
+
+    A budget appears when it is stated, whether or not its brick has samples.
+    """
+    limits = [
+        Level({semconv.BRICK_NAME: printable(name)}, budget_ns) for name, budget_ns in source.tables.budgets_ns.items()
+    ]
+    return {semconv.METRIC_BRICK_BUDGET_LIMIT: limits}
 
 
 def distributions(source: MetricSource) -> dict[Metric, list[Distribution]]:
@@ -240,13 +271,14 @@ def _finalize_durations(source: MetricSource) -> Iterator[Distribution]:
 
 def _bricks(table: Table) -> Iterator[tuple[int, Labels]]:
     """The keys with samples and what is known of them."""
-    for key in np.flatnonzero(table.columns["count"]).tolist():
+    keys: list[int] = np.flatnonzero(table.columns["count"]).tolist()
+    for key in keys:
         brick, phase = divmod(key, PHASES)
         yield (
             key,
             {
                 # A name may hold half a surrogate pair, which would keep all metrics from being encoded.
-                semconv.BRICK_NAME: table.names[brick].encode("utf-8", "backslashreplace").decode(),
+                semconv.BRICK_NAME: printable(table.names[brick]),
                 semconv.BRICK_CATEGORY: table.categories[brick].attribute_value,
                 semconv.BRICK_PHASE: Phase(phase).attribute_value,
             },

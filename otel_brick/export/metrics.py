@@ -13,7 +13,18 @@ import numpy as np
 from .. import semconv
 from ..stats import histogram
 from ..version import __version__
-from .metric_series import COUNTERS, HISTOGRAMS, Distribution, MetricSource, distributions, number, seconds, totals
+from .metric_series import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    Distribution,
+    MetricSource,
+    distributions,
+    levels,
+    number,
+    seconds,
+    totals,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import Exemplar
@@ -48,7 +59,7 @@ def metrics_data(
         start_unix_ns: since when the statistics count; it moves on when they are forgotten.
         now_unix_ns: when they were read.
         histograms: `"explicit"` for the buckets of `semconv`; `"exponential"` for buckets of 2.2 % at scale 5, of
-            which the first holds 0 ns too and the last everything above 73 minutes; `"none"` for counters only.
+            which the first holds 0 ns too and the last everything above 73 minutes; `"none"` for none.
             `brick.finalize.duration` has explicit buckets in both forms.
 
     Raises:
@@ -59,7 +70,7 @@ def metrics_data(
 
     if histograms not in HISTOGRAM_KINDS:
         raise ValueError(f"histograms must be one of {', '.join(HISTOGRAM_KINDS)}; got {histograms!r}")
-    metrics = _counters(source, start_unix_ns, now_unix_ns)
+    metrics = _counters(source, start_unix_ns, now_unix_ns) | _gauges(source, now_unix_ns)
     if histograms != "none":
         metrics |= _histograms(source, start_unix_ns, now_unix_ns, exponential=histograms == "exponential")
     ordered = [metrics[metric.name] for metric in semconv.METRICS if metric.name in metrics]
@@ -82,6 +93,21 @@ def _counters(source: MetricSource, start_unix_ns: int, now_unix_ns: int) -> dic
         if points:
             data = Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
             metrics[metric.name] = Metric(metric.name, metric.description, metric.unit, data)
+    return metrics
+
+
+def _gauges(source: MetricSource, now_unix_ns: int) -> dict[str, Metric]:
+    from opentelemetry.sdk.metrics.export import Gauge, Metric, NumberDataPoint
+
+    found = levels(source)
+    metrics: dict[str, Metric] = {}
+    for metric in GAUGES:
+        # A gauge has no beginning; 0 stands for that.
+        points = [
+            NumberDataPoint(level.attributes, 0, now_unix_ns, number(metric, level.exact)) for level in found[metric]
+        ]
+        if points:
+            metrics[metric.name] = Metric(metric.name, metric.description, metric.unit, Gauge(points))
     return metrics
 
 

@@ -118,6 +118,8 @@ def _brick(brick: BrickStats, total_ns: int) -> dict[str, Any]:
         "bytes_written": brick.bytes_written,
         "failures": brick.failures,
         "timing_source": None if brick.timing_source is None else brick.timing_source.attribute_value,
+        "budget_ns": brick.budget_ns,
+        "budget_violations": brick.budget_violations,
     }
 
 

@@ -10,18 +10,29 @@ import logging
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from .metric_series import COUNTERS, HISTOGRAMS, NS_PER_S, Distribution, distributions, number, seconds, totals
+from .metric_series import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    NS_PER_S,
+    Distribution,
+    distributions,
+    levels,
+    number,
+    seconds,
+    totals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric as Family
-    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.registry import Collector
     from prometheus_client.samples import Exemplar
 
     from ..semconv import Metric
-    from .metric_series import Labels, MetricSource, Total
+    from .metric_series import Labels, Level, MetricSource, Total
 else:
     Collector = object  # registries take whatever has its methods
 
@@ -52,12 +63,13 @@ class BrickCollector(Collector):
         """What there can be, without samples; lets a registry find clashing names without reading anything."""
         yield from (_histogram(metric, []) for metric in HISTOGRAMS)
         yield from (_counter(metric, []) for metric in COUNTERS)
+        yield from (_gauge(metric, []) for metric in GAUGES)
 
     def collect(self) -> Iterable[Family]:
         """The metrics that have samples."""
         try:
             source = self._source()
-            found_totals, found_distributions = totals(source), distributions(source)
+            found_totals, found_levels, found_distributions = totals(source), levels(source), distributions(source)
         except Exception:
             if not self._warned:
                 self._warned = True
@@ -65,6 +77,7 @@ class BrickCollector(Collector):
             return
         yield from (_histogram(metric, series) for metric, series in found_distributions.items() if series)
         yield from (_counter(metric, series) for metric, series in found_totals.items() if series)
+        yield from (_gauge(metric, series) for metric, series in found_levels.items() if series)
 
 
 def prometheus_name(metric: Metric) -> str:
@@ -83,6 +96,18 @@ def _counter(metric: Metric, series: Sequence[Total]) -> CounterMetricFamily:
     )
     for total in series:
         family.add_metric(_values(keys, total.attributes), number(metric, total.exact))
+    return family
+
+
+def _gauge(metric: Metric, series: Sequence[Level]) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily
+
+    keys, labels = _labels(metric, [level.attributes for level in series])
+    family = GaugeMetricFamily(
+        prometheus_name(metric), metric.description, labels=labels, unit=_UNITS.get(metric.unit, "")
+    )
+    for level in series:
+        family.add_metric(_values(keys, level.attributes), number(metric, level.exact))
     return family
 
 

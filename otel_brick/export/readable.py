@@ -15,10 +15,11 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, Status
 
 from .. import semconv
+from ..record.budgets import judged
 from ..record.descriptors import NO_COUNT
 from ..taxonomy import SpanLevel
 from ..version import __version__
-from .attributes import Attributes, count_attributes, failure, fixed_attributes, limited, span_name
+from .attributes import Attributes, budget_attributes, count_attributes, failure, fixed_attributes, limited, span_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,10 +111,10 @@ class _Builder:
     """Builds the spans of one batch; what rows have in common is built once."""
 
     def __init__(self, recorder: Recorder, batch: Batch, ends: NDArray[np.int64]) -> None:
-
         self._descriptors = recorder.registry.descriptors
         self._batch = batch
         self._ends = ends
+        self._budgets = judged(batch, recorder.registry)
         self._fixed: dict[tuple[int, int], Attributes] = {}
         self._built: dict[tuple[int, ...], Attributes] = {}
 
@@ -182,7 +183,8 @@ class _Builder:
             int(batch.bytes_written[row]),
             int(batch.layer[row]),
         )
-        key = (number, brick, *counts, -1 if error < 0 else hash(errors[error][0]))
+        verdict = 0 if self._budgets is None else int(self._budgets.verdict[row])
+        key = (number, brick, *counts, verdict, -1 if error < 0 else hash(errors[error][0]))
         attributes = self._built.get(key)
         if attributes is None:
             fixed = self._fixed.get((number, brick))
@@ -190,6 +192,8 @@ class _Builder:
                 of_brick = self._descriptors[brick] if brick >= 0 else None
                 fixed = self._fixed[number, brick] = fixed_attributes(descriptor, of_brick)
             attributes = fixed | count_attributes(descriptor.level, *counts)
+            if self._budgets is not None:
+                attributes |= budget_attributes(int(self._budgets.budget[row]) / 1e9, verdict)
             if error >= 0:
                 attributes[semconv.ERROR_TYPE] = errors[error][0]
             attributes = self._built[key] = limited(attributes)

@@ -34,9 +34,10 @@ def summary(statistics: StatsReader, losses: Mapping[str, int] | None = None) ->
     for brick in bricks:
         share = 100.0 * brick.exclusive_ns / total if total else 0.0
         failed = f" ({brick.failures} failed)" if brick.failures else ""
+        slow = f" ({brick.budget_violations} over budget)" if brick.budget_violations else ""
         lines.append(
             f"{brick.name:<{width}} {brick.avg_us or 0.0:10.2f} {brick.p99_us or 0.0:10.2f} {share:6.1f}% "
-            f"{brick.count:9d}{failed}"
+            f"{brick.count:9d}{failed}{slow}"
         )
     if bricks:
         lines.append(categories(statistics, width))

@@ -45,6 +45,8 @@ class Batch:
         error: int32, index into the step's errors, -1 for none.
         span_id: uint64, 0 where the row has no id yet.
         flags: uint8, the constants of this module.
+        budgets: int64, nanoseconds by the index of a brick's statistics, `NO_BUDGET` for a brick without one; the last
+            entry, which is that of rows that are no bricks, too. None where no brick has a budget.
     """
 
     steps: list[StepRecord]
@@ -66,6 +68,7 @@ class Batch:
     error: NDArray[np.int32]
     span_id: NDArray[np.uint64]
     flags: NDArray[np.uint8]
+    budgets: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -82,7 +85,7 @@ class Batch:
         kept[rows] = True
         number = np.append(np.where(kept, np.cumsum(kept, dtype=np.int32) - 1, -1), -1).astype(np.int32)
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        del columns["steps"], columns["ended"]
+        del columns["steps"], columns["ended"], columns["budgets"]
         chosen = {name: column[rows] for name, column in columns.items()}
         above = np.append(nearest(self.parent, kept), np.int32(-1))
         chosen["parent"] = number[above[self.parent[rows]]]

@@ -61,7 +61,7 @@ class BrickTimer:
             self._recorder.abandoned.append((self._lane, exit_))
 
 
-def elapsed_argument(elapsed: int | timedelta) -> int:
+def elapsed_argument(elapsed: int | timedelta, *, argument: str = "elapsed") -> int:
     """Turn integer nanoseconds or a `timedelta` into nanoseconds.
 
     Raises:
@@ -71,9 +71,9 @@ def elapsed_argument(elapsed: int | timedelta) -> int:
     if isinstance(elapsed, timedelta):
         number = (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000_000 + elapsed.microseconds * 1_000
         if number < 0:
-            raise ValueError(f"elapsed must not be negative; got {elapsed!r}")
+            raise ValueError(f"{argument} must not be negative; got {elapsed!r}")
     else:
-        number = count_argument("elapsed", elapsed)
+        number = count_argument(argument, elapsed)
     if number > MAX_ELAPSED_NS:
-        raise ValueError(f"elapsed must be below 2**53 ns (104 days); got {number}")
+        raise ValueError(f"{argument} must be below 2**53 ns (104 days); got {number}")
     return number

@@ -29,10 +29,11 @@ class Tables:
     bricks: Table = field(default_factory=Table)
     steps: StepTable = field(default_factory=StepTable)
     bottlenecks: Mapping[str, BrickBottleneck] = field(default_factory=dict[str, BrickBottleneck])
+    budgets_ns: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def copy(self) -> Tables:
         """The same statistics in tables of their own."""
-        copied = Tables(bottlenecks=dict(self.bottlenecks))
+        copied = Tables(bottlenecks=dict(self.bottlenecks), budgets_ns=dict(self.budgets_ns))
         copied.bricks.merge(self.bricks)
         copied.steps.merge(self.steps)
         return copied
@@ -197,7 +198,8 @@ class StatsReader(ABC):
     @staticmethod
     def _brick(tables: Tables, index: int, phases: tuple[Phase, ...] = tuple(Phase)) -> BrickStats:
         name = tables.bricks.names[index]
-        return brick_stats(tables.bricks, index, tables.bottlenecks.get(name, BrickBottleneck.Unknown), phases)
+        bottleneck = tables.bottlenecks.get(name, BrickBottleneck.Unknown)
+        return brick_stats(tables.bricks, index, bottleneck, tables.budgets_ns.get(name), phases)
 
 
 class Statistics(StatsReader):
@@ -212,7 +214,7 @@ class Statistics(StatsReader):
     def merge(self, *others: Statistics) -> Statistics:
         """The sum of these statistics, in any order and grouping the same; none of them changes.
 
-        Where two of them state a bottleneck for one brick, the first one's is kept.
+        Where two of them state a bottleneck or a budget for one brick, the first one's is kept.
 
         Raises:
             TypeError: something else than `Statistics` was given.
@@ -221,12 +223,13 @@ class Statistics(StatsReader):
             if not isinstance(other, Statistics):
                 raise TypeError(f"only Statistics can be merged, not {type(other).__name__}; take a snapshot()")
         own = self._own.copy()
-        bottlenecks = dict(own.bottlenecks)
+        bottlenecks, budgets_ns = own.bottlenecks, own.budgets_ns
         for other in others:
             own.bricks.merge(other._own.bricks)
             own.steps.merge(other._own.steps)
             bottlenecks = {**other._own.bottlenecks, **bottlenecks}
-        return Statistics(Tables(own.bricks, own.steps, bottlenecks))
+            budgets_ns = {**other._own.budgets_ns, **budgets_ns}
+        return Statistics(Tables(own.bricks, own.steps, bottlenecks, budgets_ns))
 
 
 def rate_argument(name: str, value: float) -> float:

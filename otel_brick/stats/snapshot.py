@@ -31,6 +31,8 @@ class BrickStats:
         sum_of_squares: of the durations, ns squared.
         total_elements, bytes_read, bytes_written: what callers gave, summed.
         failures: samples that ended with an exception.
+        budget_ns: the longest time that the user allows a sample; None without a budget.
+        budget_violations: samples whose inclusive time was greater than the budget in force when they ended.
         timing_source: where the durations came from; None when samples differ or there are none.
     """
 
@@ -50,6 +52,8 @@ class BrickStats:
     failures: int
     timing_source: TimingSource | None
     bottleneck: BrickBottleneck
+    budget_ns: int | None
+    budget_violations: int
     _grid: NDArray[np.int64] = field(repr=False, compare=False)
 
     @property
@@ -166,6 +170,7 @@ def brick_stats(
     table: Table,
     index: int,
     bottleneck: BrickBottleneck = BrickBottleneck.Unknown,
+    budget_ns: int | None = None,
     phases: Iterable[Phase] = tuple(Phase),
 ) -> BrickStats:
     """Sum a brick's row of the table over phases."""
@@ -193,6 +198,8 @@ def brick_stats(
         failures=sums["failures"],
         timing_source=TimingSource(int(sources[0])) if len(sources) == 1 else None,
         bottleneck=bottleneck,
+        budget_ns=budget_ns,
+        budget_violations=sums["violations"],
         _grid=grid,
     )
 

@@ -24,7 +24,7 @@ PHASES: Final = len(Phase)
 MAX_LAYERS: Final = 4_096
 NO_MINIMUM: Final = (1 << 63) - 1
 
-SUMS: Final = ("count", "failures")
+SUMS: Final = ("count", "failures", "violations")
 """Columns of 64-bit sums."""
 WIDE_SUMS: Final = (
     "total_ns",
@@ -89,6 +89,9 @@ class Table:
         failed = batch.error[rows] >= 0
         if failed.any():
             columns["failures"][keys] += np.add.reduceat(failed.astype(np.int64), heads)
+        if batch.budgets is not None:
+            exceeded = duration > batch.budgets[key // PHASES]
+            columns["violations"][keys] += np.add.reduceat(exceeded.astype(np.int64), heads)
         columns["min_ns"][keys] = np.minimum(columns["min_ns"][keys], np.minimum.reduceat(duration, heads))
         columns["max_ns"][keys] = np.maximum(columns["max_ns"][keys], np.maximum.reduceat(duration, heads))
         columns["sum_of_squares"][keys] += _sums_of_squares(duration, heads)

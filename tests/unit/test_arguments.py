@@ -388,6 +388,7 @@ def test_the_error_for_a_name_calls_it_name_where_the_call_does(value: Any, prof
     assert_refused(profiler, lambda p: p.record_elapsed(value, 1), TypeError, "name")
     assert_refused(profiler, lambda p: p.record_elapsed_with_bytes(value, 1, 1, 1, 1), TypeError, "name")
     assert_refused(profiler, lambda p: p.set_brick_bottleneck(value, BrickBottleneck.Memory), TypeError, "name")
+    assert_refused(profiler, lambda p: p.set_brick_budget(value, 1), TypeError, "name")
 
 
 def test_start_brick_takes_no_names(profiler: BrickProfiler) -> None:

@@ -277,6 +277,7 @@ def test_a_tracer_of_another_product_gets_the_same_tree(traces: InMemoryTraces, 
     outlines: list[Any] = []
     for provider in (traces.provider, ForeignProvider(traces.provider)):
         profiler = BrickProfiler.enabled(tracer_provider=provider, clock=time.clock)
+        profiler.set_brick_budget("Fine", 1)
         with pytest.raises(ValueError, match="x"), profiler.step(), profiler.layer(0):
             time.advance(1)
             with profiler.brick("Fine", elements=3):
@@ -289,6 +290,7 @@ def test_a_tracer_of_another_product_gets_the_same_tree(traces: InMemoryTraces, 
         outlines.append((tree.outline(), flat(tree)))
         traces.clear()
     assert outlines[0] == outlines[1]
+    assert [at["brick.budget.exceeded"] for name, at, _ in outlines[0][1] if name == "Fine"] == [True]
 
 
 def flat(node: SpanNode) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,21 +151,26 @@ def run(profiler: BrickProfiler, time: ManualClock, row: Row) -> None:
         pass
 
 
+budgets = st.dictionaries(st.sampled_from(["RmsNorm", "Qkv"]), st.one_of(st.none(), st.integers(1, 400)))
+
+
 @settings(max_examples=120, deadline=None)
-@given(st.lists(st.tuples(trees, states, st.sampled_from([1, 3])), min_size=1, max_size=4))
+@given(st.lists(st.tuples(trees, states, st.sampled_from([1, 3]), budgets), min_size=1, max_size=4))
 def test_random_trees_decode_to_what_the_official_encoder_makes(
-    steps: list[tuple[list[Row], TraceState | None, int]],
+    steps: list[tuple[list[Row], TraceState | None, int, dict[str, int | None]]],
 ) -> None:
     time = ManualClock()
     profiler, routes = both(clock=time.clock)
-    for number, (program, state, flags) in enumerate(steps):
+    for number, (program, state, flags, stated) in enumerate(steps):
+        for name, budget_ns in stated.items():
+            profiler.set_brick_budget(name, budget_ns)
         parent = SpanContext(0xA0 + number, 0xB0, True, TraceFlags(flags), state or TraceState())
         links = [SpanContext(7, 8, True)]
         context = set_span_in_context(NonRecordingSpan(parent))
         with profiler.step(phase="decode", parent=context if state is not None else None, links=links):
             for row in program:
                 run(profiler, time, row)
-    assert_equal(profiler, routes, sum(row.count() for program, _, _ in steps for row in program))
+    assert_equal(profiler, routes, sum(row.count() for program, *_ in steps for row in program))
     profiler.shutdown()
 
 
@@ -175,6 +181,56 @@ def test_bricks_below_a_users_span_decode_equally_too() -> None:
         with profiler.kernel("k", grid=1):
             pass
     assert_equal(profiler, routes, 2)
+    profiler.shutdown()
+
+
+def test_bricks_over_and_under_their_budgets_decode_equally_and_so_do_those_whose_budget_changed() -> None:
+    time = ManualClock()
+    profiler, routes = both(clock=time.clock)
+    profiler.set_brick_budget("RmsNorm", 100)
+    profiler.set_brick_budget("Later", (1 << 53) - 1)
+    for change in ({}, {"RmsNorm": 101, "Later": None}, {"RmsNorm": 1}):
+        for name, budget_ns in change.items():
+            profiler.set_brick_budget(name, budget_ns)
+        with profiler.step():
+            for takes in (100, 101, 100):
+                with profiler.layer(3), profiler.brick("RmsNorm", elements=takes), profiler.kernel("k"):
+                    time.advance(takes)
+            with pytest.raises(Planned), profiler.brick("Later", bytes_read=1):
+                raise Planned
+            with profiler.brick("Free"):
+                pass
+            profiler.brick("RmsNorm", elements=7).__enter__()
+    assert profiler.flush(timeout_s=60)
+    assert len(routes.columnar) == len(routes.official) == 3 * 12
+    assert routes.columnar == routes.official
+
+    found: Counter[tuple[Any, ...]] = Counter()
+    for span in routes.columnar.values():
+        said = {attribute.key: attribute.value for attribute in span.attributes}
+        limit, over = said.get("brick.budget.duration"), said.get("brick.budget.exceeded")
+        if limit is not None:
+            found[span.name, limit.double_value, None if over is None else over.bool_value] += 1
+    assert found == {
+        **{("RmsNorm", 1e-7, False): 2, ("RmsNorm", 1e-7, True): 1, ("RmsNorm", 1e-7, None): 1},
+        **{("RmsNorm", 1.01e-7, False): 3, ("RmsNorm", 1.01e-7, None): 1},
+        **{("RmsNorm", 1e-9, True): 3, ("RmsNorm", 1e-9, None): 1},
+        ("Later", ((1 << 53) - 1) / 1e9, False): 1,
+    }
+    profiler.shutdown()
+
+
+def test_a_budget_that_changes_all_the_time_needs_two_templates() -> None:
+    time = ManualClock()
+    profiler, routes = both(clock=time.clock)
+    for number in range(200):
+        profiler.set_brick_budget("B", 1 + number * 1_000)
+        with profiler.step():
+            for takes in (0, 1_000_000):
+                with profiler.brick("B"):
+                    time.advance(takes)
+    assert_equal(profiler, routes, 400)
+    assert len(routes.encoder._templates) == 2
     profiler.shutdown()
 
 
@@ -212,14 +268,16 @@ def test_many_element_counts_share_templates() -> None:
     profiler.shutdown()
 
 
-def test_the_environments_span_limits_hold_in_columns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "4")
+@pytest.mark.parametrize("limit", ["4", "7", "8"])
+def test_the_environments_span_limits_hold_in_columns_too(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", limit)
     monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "3")
     profiler, routes = both()
+    profiler.set_brick_budget("LongName", 5)
     with profiler.step(), profiler.layer(1), profiler.brick("LongName", elements=1 << 40, bytes_read=5):
         pass
     assert_equal(profiler, routes, 2)
-    assert {len(span.attributes) for span in routes.columnar.values()} == {2, 4}
+    assert {len(span.attributes) for span in routes.columnar.values()} == {2, int(limit)}
     profiler.shutdown()
 
 
@@ -234,7 +292,7 @@ def test_spans_are_written_in_the_order_that_templates_expect() -> None:
     assert template.entry[:1] == b"\x12"
     assert template.entry[layout.span : layout.span + 2] == b"\x0a\x10"
     assert template.entry[layout.start - 1] == 0x39
-    assert [size for _, _, size in layout.varints] == [1]
+    assert [size for _, _, size in layout.patched] == [1]
     profiler.shutdown()
 
 

@@ -33,6 +33,7 @@ BY_NAME = {metric.name: metric for metric in semconv.METRICS}
 SENT_TODAY = {
     *("brick.step.duration", "brick.duration", "brick.finalize.duration", "brick.records.dropped"),
     *("brick.time", "brick.calls", "brick.elements", "brick.io", "brick.tokens"),
+    *("brick.budget.limit", "brick.budget.violations"),
 }
 
 Points = dict[str, dict[tuple[str, ...], Any]]
@@ -80,6 +81,7 @@ def value(point: Any) -> int | float:
 @pytest.fixture
 def busy(profiler: BrickProfiler, time: ManualClock) -> BrickProfiler:
     """A profiler that has counted something of everything."""
+    profiler.set_brick_budget("Fused", 2_000_000)
     for phase in ("prefill", "decode"):
         with profiler.step(phase=phase, tokens=7):
             with profiler.brick("RmsNorm", elements=64, bytes_read=10, bytes_written=20):
@@ -105,6 +107,9 @@ def test_resource_scope_times_and_temporality_are_as_given(busy: BrickProfiler) 
     for metric in scope_metrics.metrics:
         kind = metric.WhichOneof("data")
         data = getattr(metric, kind)
+        if kind == "gauge":
+            assert [(point.start_time_unix_nano, point.time_unix_nano) for point in data.data_points] == [(0, NOW)]
+            continue
         assert data.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
         assert kind == "histogram" or data.is_monotonic
         for point in data.data_points:
@@ -120,7 +125,8 @@ def test_names_units_descriptions_and_attributes_are_those_of_semconv(busy: Bric
     for metric in metrics:
         said = BY_NAME[metric.name]
         assert (metric.unit, metric.description) == (said.unit, said.description)
-        assert (metric.WhichOneof("data") == "sum") == (said.instrument == "counter")
+        kinds = {"sum": "counter", "gauge": "gauge"}
+        assert kinds.get(metric.WhichOneof("data"), "histogram") == said.instrument
         for point in getattr(metric, metric.WhichOneof("data")).data_points:
             keys = [attribute.key for attribute in point.attributes]
             # Which error ended a step is not counted by phase.
@@ -130,7 +136,7 @@ def test_names_units_descriptions_and_attributes_are_those_of_semconv(busy: Bric
 def test_histograms_can_be_left_out(busy: BrickProfiler) -> None:
     names = {metric.name for metric in metrics_of(sent(reading(busy), histograms="none"))}
 
-    assert names == {name for name in SENT_TODAY if BY_NAME[name].instrument == "counter"}
+    assert names == {name for name in SENT_TODAY if BY_NAME[name].instrument != "histogram"}
 
 
 def test_another_kind_of_histogram_is_refused(busy: BrickProfiler) -> None:
@@ -186,6 +192,37 @@ def test_extremes_are_sent_where_they_are_kept(busy: BrickProfiler) -> None:
     for name in ("brick.step.duration", "brick.finalize.duration"):
         for point in points[name].values():
             assert not point.HasField("min") and not point.HasField("max")
+
+
+# --- budgets ---
+
+
+def test_a_limit_is_sent_once_it_is_stated_and_violations_zeros_too_once_its_brick_has_samples(
+    profiler: BrickProfiler, time: ManualClock
+) -> None:
+    def budgets() -> dict[str, dict[tuple[str, ...], int | float]]:
+        points = points_of(sent(reading(profiler)))
+        return {
+            name: {labels: value(point) for labels, point in points.get(name, {}).items()}
+            for name in ("brick.budget.limit", "brick.budget.violations")
+        }
+
+    assert list(budgets().values()) == [{}, {}]
+    profiler.set_brick_budget("B", 1_500)
+    profiler.set_brick_budget("never seen \udcff", 1)
+    limits = {("B",): 1.5e-6, ("never seen \\udcff",): 1e-9}
+    assert list(budgets().values()) == [limits, {}]
+
+    for phase, takes in (("decode", 1_500), ("prefill", 1_501)):
+        with profiler.step(phase=phase), profiler.brick("B"), profiler.brick("Free"):
+            time.advance(takes)
+    assert list(budgets().values()) == [limits, {("B", "decode"): 0, ("B", "prefill"): 1}]
+
+    profiler.set_brick_budget("B", None)
+    del limits[("B",)]
+    assert list(budgets().values()) == [limits, {("B", "prefill"): 1}]
+    profiler.reset()
+    assert list(budgets().values()) == [{}, {}]
 
 
 # --- losses ---
@@ -338,7 +375,7 @@ def test_two_collections_only_grow(busy: BrickProfiler, time: ManualClock) -> No
             later = after[name][key]
             if BY_NAME[name].instrument == "counter":
                 assert value(later) >= value(point)
-            else:
+            elif BY_NAME[name].instrument == "histogram":
                 assert (later.count, later.sum) >= (point.count, point.sum)
                 old, new = accumulate(point.bucket_counts), accumulate(later.bucket_counts)
                 assert all(one <= other for one, other in zip(old, new, strict=True))

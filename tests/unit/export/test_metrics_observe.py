@@ -15,6 +15,7 @@ from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    Gauge,
     InMemoryMetricReader,
     MetricExporter,
     MetricExportResult,
@@ -25,7 +26,7 @@ from opentelemetry.sdk.metrics.export import (
 import otel_brick
 from otel_brick import BrickProfiler, semconv
 from otel_brick.export.metric_observe import observe
-from otel_brick.export.metric_series import COUNTERS, DROP_REASONS, MetricSource
+from otel_brick.export.metric_series import COUNTERS, DROP_REASONS, GAUGES, MetricSource
 from otel_brick.stats.reader import Tables
 from otel_brick.testing import ManualClock
 
@@ -89,6 +90,7 @@ def provider(reader: InMemoryMetricReader) -> MeterProvider:
 
 @pytest.fixture
 def busy(profiler: BrickProfiler, time: ManualClock) -> BrickProfiler:
+    profiler.set_brick_budget("Fused", 2_000_000)
     for phase in ("prefill", "decode"):
         with profiler.step(phase=phase, tokens=7):
             with profiler.brick("RmsNorm", elements=64, bytes_read=10, bytes_written=20):
@@ -107,11 +109,11 @@ def test_names_units_descriptions_and_attributes_are_those_of_semconv(
     observe(provider, lambda: reading(busy))
 
     metrics = metrics_of(reader.get_metrics_data())
-    assert {metric.name for metric in metrics} == {metric.name for metric in COUNTERS}
+    assert {metric.name for metric in metrics} == {metric.name for metric in (*COUNTERS, *GAUGES)}
     for metric in metrics:
         said = BY_NAME[metric.name]
         assert (metric.unit, metric.description) == (said.unit, said.description)
-        assert metric.data.is_monotonic
+        assert isinstance(metric.data, Gauge) if said.instrument == "gauge" else metric.data.is_monotonic
         for point in metric.data.data_points:
             assert tuple(point.attributes) == said.attributes
 
@@ -139,6 +141,8 @@ def test_values_are_those_of_the_statistics(
             for direction, amount in (("read", 10), ("write", 20))
         },
         "brick.tokens": {("prefill",): 7, ("decode",): 7},
+        "brick.budget.limit": {("Fused",): 0.002},
+        "brick.budget.violations": {("Fused", phase): 1 for phase in ("prefill", "decode")},
         "brick.records.dropped": {(reason,): 0 for reason in DROP_REASONS},
     }
 
@@ -214,6 +218,24 @@ def test_sources_of_one_provider_share_its_instruments_and_are_added(
 
     assert calls(reader) == {"RmsNorm": 5}
     assert caplog.records == []
+
+
+def test_of_a_gauge_that_several_sources_have_the_smallest_value_is_reported(
+    provider: MeterProvider, reader: InMemoryMetricReader
+) -> None:
+    profilers = [times(2), times(2)]
+    for profiler, budget_ns in zip(profilers, (20_000, 10_000), strict=True):
+        profiler.set_brick_budget("RmsNorm", budget_ns)
+    profilers[0].set_brick_budget("Own", 30_000)
+    observed = [observe(provider, lambda profiler=profiler: reading(profiler)) for profiler in profilers]
+
+    assert sums(reader)["brick.budget.limit"] == {("RmsNorm",): 1e-5, ("Own",): 3e-5}
+    profilers[1].set_brick_budget("RmsNorm", 40_000)
+    assert sums(reader)["brick.budget.limit"] == {("RmsNorm",): 2e-5, ("Own",): 3e-5}
+    observed[0].close()
+    assert sums(reader)["brick.budget.limit"] == {("RmsNorm",): 4e-5}
+    observed[1].close()
+    assert sums(reader) == {}
 
 
 def test_after_close_callbacks_yield_nothing(provider: MeterProvider, reader: InMemoryMetricReader) -> None:
@@ -359,6 +381,8 @@ def test_instruments_are_created_without_holding_a_lock_that_callbacks_take() ->
                 thread.start()
                 thread.join(5)
 
+        create_observable_gauge = create_observable_counter
+
         def collect(self, name: str) -> None:
             for callback in self.callbacks:
                 list(callback(None))
@@ -378,8 +402,8 @@ def test_instruments_are_created_without_holding_a_lock_that_callbacks_take() ->
     provider: Any = Provider()
     observe(provider, lambda: MetricSource(Tables(), {"log_full": 1}))
 
-    assert finished == [f"{task} {metric.name}" for metric in COUNTERS for task in ("collect", "observe")]
-    assert len(provider.meter.callbacks) == len(COUNTERS)
+    assert finished == [f"{task} {metric.name}" for metric in (*COUNTERS, *GAUGES) for task in ("collect", "observe")]
+    assert len(provider.meter.callbacks) == len(COUNTERS) + len(GAUGES)
 
 
 def test_collections_and_observers_in_many_threads_neither_lose_nor_repeat() -> None:

@@ -15,7 +15,7 @@ from .profiler import BrickProfiler
 from .record.clock import Clock
 from .stats.reader import LayerMatrix, Statistics
 from .stats.snapshot import BrickStats, CategoryStats
-from .taxonomy import BrickBottleneck, BrickCategory, BrickId, Phase, SpanLevel, TimingSource
+from .taxonomy import BrickBottleneck, BrickCategory, BrickId, Phase, SpanLevel, SyncMode, TimingSource
 from .version import __version__
 
 _default = BrickProfiler()
@@ -91,6 +91,7 @@ __all__ = [
     "Phase",
     "SpanLevel",
     "Statistics",
+    "SyncMode",
     "TimingSource",
     "__version__",
     "brick",

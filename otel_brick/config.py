@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .taxonomy import SyncMode
+
 logger = logging.getLogger("otel_brick")
 
 DETAIL_POLICIES = ("auto", "all", "none")
 HISTOGRAMS = ("explicit", "exponential", "none")
+SYNC_MODES = tuple(mode.value for mode in SyncMode)
+KERNEL_EVENTS = ("all", "sampled", "off")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,14 @@ def _histograms(value: Any) -> str | None:
     return None if value in HISTOGRAMS else f"one of {', '.join(HISTOGRAMS)}"
 
 
+def _sync_mode(value: Any) -> str | None:
+    return None if value in SYNC_MODES else f"one of {', '.join(SYNC_MODES)}"
+
+
+def _kernel_events(value: Any) -> str | None:
+    return None if value in KERNEL_EVENTS else f"one of {', '.join(KERNEL_EVENTS)}"
+
+
 def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else "true or false"
 
@@ -69,6 +81,8 @@ SETTINGS = (
         "layers and bricks too become the current span, so that other instrumentations nest under them",
     ),
     Setting("histograms", "explicit", str.lower, _histograms, "the kind of the histograms among the metrics"),
+    Setting("sync_mode", "deferred", str.lower, _sync_mode, "when device time is taken, and who waits for the device"),
+    Setting("kernel_events", "off", str.lower, _kernel_events, "which kernels have device times of their own"),
 )
 
 
@@ -82,6 +96,8 @@ class Config:
     max_rows_per_trace: int
     attach_context: bool
     histograms: str
+    sync_mode: str
+    kernel_events: str
 
     @classmethod
     def build(cls, arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:

@@ -82,6 +82,7 @@ class Pipeline:
         self.on_exit: Callable[[float], object] = self.stop
         self._renew()
         recorder.notify = self._notify
+        recorder.collect = self.collect
 
     def _renew(self) -> None:
         self._forget()
@@ -135,15 +136,22 @@ class Pipeline:
                     atexit.register(_stop_at_exit, weakref.ref(self))
                     self.on_start()
 
-    def collect(self) -> None:
-        """Resolve every step that has ended and add it to the statistics."""
+    def collect(self, wait_s: float = 0.0) -> None:
+        """Resolve every step that has ended and add it to the statistics.
+
+        Args:
+            wait_s: how long to wait for the device to get past them; what it is not past by then comes later.
+        """
         self._recorder.close_abandoned()
+        if wait_s and self._recorder.device.holds():
+            self._recorder.device.wait(wait_s)
         with self.lock:
             # A finalizer or signal handler may read us while we are at it; it gets what is there.
             if self._collecting:
                 return
             self._collecting = True
             try:
+                self._recorder.release_held()
                 while items := self._recorder.take(MAX_BATCH_ROWS):
                     self._try(items)
                 self._shorten_queue()
@@ -163,7 +171,7 @@ class Pipeline:
 
     def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
-        batch = resolve(items, registry, self._recorder.losses)
+        batch = resolve(items, registry, self._recorder.losses, self._recorder.clock.now())
         budgets = self.budgets.by_brick()
         if budgets is not None:
             batch = replace(batch, budgets=budgets)
@@ -221,8 +229,12 @@ class Pipeline:
         if self._worker is None or not self._worker.is_alive():
             self._start()
         if self._worker is None or not self._worker.is_alive():
-            self.collect()
+            self.collect(timeout_s)
             return False
+        if self._recorder.device.holds():
+            deadline = time.monotonic() + timeout_s
+            self.collect(timeout_s)
+            timeout_s = max(0.0, deadline - time.monotonic())
         request = _Flush(timeout_s)
         self._flushes.append(request)
         self._wake.set()
@@ -239,6 +251,7 @@ class Pipeline:
         self._full.set()
         if self._worker is not None:
             self._worker.join(max(0.0, deadline - time.monotonic()))
+        self._recorder.release_held(all_of_them=True)
         self.collect()
         if self._worker is None or not self._worker.is_alive():
             self._export()
@@ -263,6 +276,11 @@ class Pipeline:
         self._full.clear()
         requests = list(self._flushes)
         self.collect()
+        device = self._recorder.device
+        if device.timeline is not None:
+            device.timeline.anchor()
+        if device.holds():
+            self._wake.set()  # and look again in a moment
         self._export()
         self._recorder.losses.tell()
         for request in requests:

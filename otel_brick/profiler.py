@@ -18,15 +18,18 @@ from .export.detail import DetailPolicy
 from .export.outputs import MetricReadings, Outputs
 from .export.readable import Pace, ReadableRoute
 from .export.spans import ColumnarRoute, SpanSink
+from .gpu.driver import forget_driver
+from .gpu.find import finder
 from .pipeline import Pipeline
 from .record.budgets import budget_argument
 from .record.clock import Clock
+from .record.deferring import DeviceVerbs
+from .record.device import LIMIT_S
 from .record.losses import Losses
-from .record.measured import Verbs
 from .record.recorder import Recorder
 from .record.tracing import Tracing
 from .stats.reader import StatsReader, Tables, rate_argument
-from .taxonomy import BrickBottleneck, BrickId
+from .taxonomy import BrickBottleneck, BrickId, SyncMode
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from .export.spans import RowExporter
 
 
-class BrickProfiler(Verbs, StatsReader):
+class BrickProfiler(DeviceVerbs, StatsReader):
     """Records steps, layers, bricks and kernels; keeps their statistics; sends them as OpenTelemetry spans.
 
     A new profiler is disabled and costs almost nothing; `BrickProfiler.enabled()` makes one that records. All methods
@@ -59,6 +62,9 @@ class BrickProfiler(Verbs, StatsReader):
         max_rows_per_trace: int | None = None,
         attach_context: bool | None = None,
         histograms: str | None = None,
+        stream: object = None,
+        sync_mode: SyncMode | str | None = None,
+        kernel_events: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Make a disabled profiler. Arguments that are None come from `OTEL_BRICK_*`, then from defaults.
@@ -74,6 +80,10 @@ class BrickProfiler(Verbs, StatsReader):
             max_rows_per_step, max_rows_per_trace: bounds for the spans below one step and one trace.
             attach_context: layers and bricks too become the current OpenTelemetry span.
             histograms: for `metric_exporter`, `"explicit"` buckets, `"exponential"` ones or `"none"`.
+            stream: the CUDA stream of scopes without one of their own, any object with `__cuda_stream__` or an integer
+                handle; None for the current stream of torch or CuPy where they use CUDA, else the default stream.
+            sync_mode: when device time is taken, a `SyncMode` or its value.
+            kernel_events: which kernels have device times of their own: `"all"`, `"sampled"` or `"off"`.
             clock: the source of time, for tests.
 
         Raises:
@@ -89,6 +99,8 @@ class BrickProfiler(Verbs, StatsReader):
                 "max_rows_per_trace": max_rows_per_trace,
                 "attach_context": attach_context,
                 "histograms": histograms,
+                "sync_mode": sync_mode.value if isinstance(sync_mode, SyncMode) else sync_mode,
+                "kernel_events": kernel_events,
             }
         )
         for name, given, method in (
@@ -101,6 +113,7 @@ class BrickProfiler(Verbs, StatsReader):
         losses = Losses()
         tracing = _tracing(tracer_provider, exporter, losses)
         super().__init__(Recorder(self.config, clock or Clock(), tracing, losses))
+        self._recorder.device.find = finder(self._recorder, stream)
         self._pipeline = Pipeline(
             self._recorder, DetailPolicy(self.config, self._recorder.losses), self._sink(exporter)
         )
@@ -109,6 +122,8 @@ class BrickProfiler(Verbs, StatsReader):
         self._l2_cache_hit_rate: float | None = None
         self._zero_copy = False
         self._recorder.on_fork = _restart_in_child
+        if stream is not None:
+            self._recorder.device.look(stream)
         _profilers.add(self)
 
     @classmethod
@@ -124,9 +139,11 @@ class BrickProfiler(Verbs, StatsReader):
 
     @contextmanager
     def _tables(self) -> Generator[Tables]:
+        if self._recorder.device.holds():
+            self._pipeline.collect(LIMIT_S)
         with self._pipeline.lock:
-            self._pipeline.collect()
             pipeline = self._pipeline
+            pipeline.collect()
             yield Tables(pipeline.table, pipeline.steps, self._bottlenecks, pipeline.budgets.by_name)
 
     def _sink(self, exporter: RowExporter | None) -> SpanSink:
@@ -215,7 +232,9 @@ class BrickProfiler(Verbs, StatsReader):
             return True
         deadline = time.monotonic() + timeout_s
         delivered = self._pipeline.stop(timeout_s)
-        return self._outputs.shutdown(max(0.0, deadline - time.monotonic())) and delivered
+        closed = self._outputs.shutdown(max(0.0, deadline - time.monotonic()))
+        self._recorder.device.close()
+        return closed and delivered
 
     def losses(self) -> dict[str, int]:
         """Everything lost, cut or found wrong, by reason; all reasons are present."""
@@ -225,6 +244,7 @@ class BrickProfiler(Verbs, StatsReader):
 
     def reset(self) -> None:
         """Forget all statistics, bottlenecks, budgets and run facts; open steps go on and count when they end."""
+        self._recorder.deferred.forget()
         self.reset_stats()
         self._pipeline.forget_budgets()
         self._bottlenecks = {}
@@ -342,6 +362,7 @@ _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
 
 
 def _restart_in_child() -> None:
+    forget_driver()
     for profiler in list(_profilers):
         profiler._switch_lock = threading.RLock()  # pyright: ignore[reportPrivateUsage]
         profiler._recorder.restart_in_child()  # pyright: ignore[reportPrivateUsage]

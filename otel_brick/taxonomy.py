@@ -208,6 +208,36 @@ class SpanLevel(IntEnum):
         return self.name.lower()
 
 
+class SyncMode(Enum):
+    """When device time is taken, and who waits for the device."""
+
+    Immediate = "immediate"
+    """The stream is synchronised at the end of each brick."""
+    PerLayer = "per_layer"
+    """The stream is synchronised at the end of each layer."""
+    Deferred = "deferred"
+    """Nobody waits: the worker finalizes a step when the device is past it."""
+    None_ = "none"
+    """Host times only."""
+
+    @classmethod
+    def of(cls, mode: SyncMode | str) -> SyncMode:
+        """Turn a value such as `"per_layer"`, or a member's name, into the mode.
+
+        Raises:
+            ValueError: for any other string, naming the accepted ones.
+            TypeError: for any other type.
+        """
+        if isinstance(mode, cls):
+            return mode
+        if not isinstance(mode, str):
+            raise TypeError(f"mode must be a SyncMode or a string, not {type(mode).__name__}")
+        for member in cls:
+            if mode in (member.value, member.name):
+                return member
+        raise ValueError(f"mode must be one of {', '.join(member.value for member in cls)}; got {mode!r}")
+
+
 class TimingSource(IntEnum):
     """Where a duration came from."""
 

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from opentelemetry.trace import Status, StatusCode
 
 from .. import semconv
+from ..record.batch import CAPTURED
 from ..record.budgets import EXCEEDED, UNFINISHED
-from ..taxonomy import SpanLevel
+from ..record.descriptors import OVERFLOW_NAME
+from ..taxonomy import SpanLevel, TimingSource
 
 if TYPE_CHECKING:
-    from ..record.descriptors import Descriptor, Launch
+    from numpy.typing import NDArray
+
+    from ..record.batch import Batch
+    from ..record.descriptors import Descriptor, Launch, Registry
 
 Attributes = dict[str, Any]
+
+_GRID: Final = (semconv.BRICK_CUDA_GRID_X, semconv.BRICK_CUDA_GRID_Y, semconv.BRICK_CUDA_GRID_Z)
+_BLOCK: Final = (semconv.BRICK_CUDA_BLOCK_X, semconv.BRICK_CUDA_BLOCK_Y, semconv.BRICK_CUDA_BLOCK_Z)
+_CLUSTER: Final = (semconv.BRICK_CUDA_CLUSTER_X, semconv.BRICK_CUDA_CLUSTER_Y, semconv.BRICK_CUDA_CLUSTER_Z)
+_NOT_GIVEN: Final = (None, None, None)
 
 
 def span_name(descriptor: Descriptor) -> str:
     """A name of low cardinality: no index, shape or hash."""
     if descriptor.level is SpanLevel.Layer:
         return f"layer {descriptor.name}" if descriptor.name else "layer"
-    return descriptor.name or "cuda kernel"
+    if descriptor.level is SpanLevel.Transfer and descriptor.name != OVERFLOW_NAME:
+        return f"transfer {descriptor.name}"
+    return _name(descriptor) or "cuda kernel"
+
+
+def _name(descriptor: Descriptor) -> str:
+    """The name of a descriptor; that of a kernel whose launch was seen is known only now."""
+    kernel = None if descriptor.launch is None else descriptor.launch.kernel
+    return descriptor.name if kernel is None else kernel.name
 
 
 def fixed_attributes(descriptor: Descriptor, brick: Descriptor | None) -> Attributes:
@@ -40,31 +59,33 @@ def fixed_attributes(descriptor: Descriptor, brick: Descriptor | None) -> Attrib
     if descriptor.level is SpanLevel.Kernel:
         if brick is not None:
             attributes[semconv.BRICK_NAME] = brick.name
-        if descriptor.name:
-            attributes[semconv.BRICK_CUDA_KERNEL_NAME] = descriptor.name
+        name = _name(descriptor)
+        if name:
+            attributes[semconv.BRICK_CUDA_KERNEL_NAME] = name
+    if descriptor.level is SpanLevel.Transfer and descriptor.name != OVERFLOW_NAME:
+        attributes[semconv.BRICK_TRANSFER_DIRECTION] = descriptor.name
     if descriptor.launch is not None:
         attributes |= _launch_attributes(descriptor.launch)
     return attributes
 
 
 def _launch_attributes(launch: Launch) -> Attributes:
-    attributes: Attributes = {}
-    if launch.ptx_hash is not None:
-        attributes[semconv.BRICK_CUDA_PTX_HASH] = f"{launch.ptx_hash:016x}"
-    if launch.grid is not None:
-        (
-            attributes[semconv.BRICK_CUDA_GRID_X],
-            attributes[semconv.BRICK_CUDA_GRID_Y],
-            attributes[semconv.BRICK_CUDA_GRID_Z],
-        ) = launch.grid
-    if launch.block is not None:
-        (
-            attributes[semconv.BRICK_CUDA_BLOCK_X],
-            attributes[semconv.BRICK_CUDA_BLOCK_Y],
-            attributes[semconv.BRICK_CUDA_BLOCK_Z],
-        ) = launch.block
-    if launch.shared_mem is not None:
-        attributes[semconv.BRICK_CUDA_SHARED_MEMORY_DYNAMIC_SIZE] = launch.shared_mem
+    kernel = launch.kernel
+    known = (
+        (semconv.BRICK_CUDA_PTX_HASH, launch.ptx_hash if kernel is None else kernel.ptx_hash),
+        *zip(_GRID, launch.grid or _NOT_GIVEN, strict=True),
+        *zip(_BLOCK, launch.block or _NOT_GIVEN, strict=True),
+        *zip(_CLUSTER, launch.cluster or _NOT_GIVEN, strict=True),
+        (semconv.BRICK_CUDA_SHARED_MEMORY_DYNAMIC_SIZE, launch.shared_mem),
+        (semconv.BRICK_CUDA_SHARED_MEMORY_STATIC_SIZE, None if kernel is None else kernel.static_shared_mem),
+        (semconv.BRICK_CUDA_REGISTER_COUNT, None if kernel is None else kernel.registers),
+        (semconv.BRICK_CUDA_STREAM_ID, launch.stream),
+        (semconv.BRICK_CUDA_DEVICE_INDEX, launch.device),
+        (semconv.BRICK_CUDA_GRAPH_REPLAY, launch.replay or None),
+    )
+    attributes: Attributes = {key: value for key, value in known if value is not None}
+    if semconv.BRICK_CUDA_PTX_HASH in attributes:
+        attributes[semconv.BRICK_CUDA_PTX_HASH] = f"{attributes[semconv.BRICK_CUDA_PTX_HASH]:016x}"
     return attributes
 
 
@@ -78,9 +99,9 @@ def count_attributes(level: SpanLevel, elements: int, read: int, written: int, l
     if read >= 0 or written >= 0:
         # The sum of two 63-bit counts may need 64 bits, which OTLP's signed integers do not have.
         attributes[semconv.BRICK_IO_SIZE] = min(max(read, 0) + max(written, 0), (1 << 63) - 1)
-    if read >= 0:
+    if read >= 0 and level is not SpanLevel.Transfer:
         attributes[semconv.BRICK_IO_READ_SIZE] = read
-    if written >= 0:
+    if written >= 0 and level is not SpanLevel.Transfer:
         attributes[semconv.BRICK_IO_WRITE_SIZE] = written
     return attributes
 
@@ -92,6 +113,31 @@ def budget_attributes(budget_s: float, verdict: int) -> Attributes:
         attributes[semconv.BRICK_BUDGET_DURATION] = budget_s
         if verdict != UNFINISHED:
             attributes[semconv.BRICK_BUDGET_EXCEEDED] = verdict == EXCEEDED
+    return attributes
+
+
+def origins(batch: Batch, registry: Registry) -> NDArray[np.int64] | None:
+    """What each row says of its times beside its step: shape (n,), below 8; None where no row says anything.
+
+    The two lower bits hold a `TimingSource` plus 1 where it differs from the step's; layers say none. The third says
+    that the row was captured into a graph.
+    """
+    of_step = np.array([record.source for record in batch.steps], np.uint8)
+    differs = batch.source != of_step[batch.step]
+    captured = batch.flags & CAPTURED != 0
+    if not (differs.any() or captured.any()):
+        return None
+    differs &= registry.descriptor_level.data[batch.descriptor] >= SpanLevel.Brick
+    return differs * (batch.source.astype(np.int64) + 1) + 4 * captured.astype(np.int64)
+
+
+def origin_attributes(origin: int) -> Attributes:
+    """The attributes behind a number of `origins`."""
+    attributes: Attributes = {}
+    if origin & 3:
+        attributes[semconv.BRICK_TIMING_SOURCE] = TimingSource((origin & 3) - 1).attribute_value
+    if origin & 4:
+        attributes[semconv.BRICK_CUDA_GRAPH_CAPTURED] = True
     return attributes
 
 

@@ -1,9 +1,9 @@
 """Rows as OTLP bytes without a Python object per row.
 
-Each combination of descriptor, varint widths and verdict on a budget is encoded once by the official protobuf classes,
-with placeholders where rows differ; rows are then written by copying such templates and patching ids, times, counts and
-budgets with numpy, all rows whose templates have their placeholders in the same places at once. The bytes decode to
-what the official encoder makes of the same spans; they are never parsed back at run time.
+Each combination of descriptor, varint widths, verdict on a budget and source of the times is encoded once by the
+official protobuf classes, with placeholders where rows differ; rows are then written by copying such templates and
+patching ids, times, counts and budgets with numpy, all rows whose templates have their placeholders in the same places
+at once. The bytes decode to what the official encoder makes of the same spans; they are never parsed back at run time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,19 @@ from opentelemetry.trace import SpanContext, Status, TraceFlags
 
 from .. import semconv
 from ..record.budgets import judged
+from ..record.descriptors import NO_COUNT
 from ..record.intervals import heads_of
 from ..taxonomy import SpanLevel
-from .attributes import budget_attributes, count_attributes, failure, fixed_attributes, limited, span_name
+from .attributes import (
+    budget_attributes,
+    count_attributes,
+    failure,
+    fixed_attributes,
+    limited,
+    origin_attributes,
+    origins,
+    span_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 
     from ..record.batch import Batch
     from ..record.descriptors import Registry
+    from .display import Shown
 
 MAX_TEMPLATES: Final = 16_384
 MAX_VARINT: Final = 9
@@ -93,13 +104,13 @@ class ColumnarEncoder:
         self._templates: dict[tuple[int, ...], _Template] = {}
 
     def encode(
-        self, batch: Batch, rows: NDArray[np.intp], ends: NDArray[np.int64], span_ids: NDArray[np.uint64]
+        self, batch: Batch, rows: NDArray[np.intp], times: Shown, span_ids: NDArray[np.uint64]
     ) -> list[NDArray[np.uint8]]:
         """Encode rows of a batch.
 
         Args:
             rows: shape (n,), the rows to encode; the steps of all of them are recorded.
-            ends: shape (len(batch),), monotonic nanoseconds at which spans end.
+            times: when spans begin and end.
             span_ids: shape (len(batch),), never zero.
 
         Returns:
@@ -116,8 +127,10 @@ class ColumnarEncoder:
         verdict = None if budgets is None else budgets.verdict[rows]
         brick = np.where(levels == SpanLevel.Kernel, batch.brick_parent[rows], -1)
         brick = np.where(brick >= 0, batch.descriptor[brick], -1)
-        order, heads = _groups(batch, rows, descriptor, brick, [*widths, verdict])
-        templates = self._found(batch, rows, order[heads], [descriptor, brick, *widths, verdict])
+        origin = origins(batch, self._registry)
+        further = [*widths, verdict, None if origin is None else origin[rows]]
+        order, heads = _groups(batch, rows, descriptor, brick, further)
+        templates = self._found(batch, rows, order[heads], [descriptor, brick, *further])
         layouts: dict[_Layout, list[int]] = {}
         for number, template in enumerate(templates):
             layouts.setdefault(template.layout, []).append(number)
@@ -125,7 +138,7 @@ class ColumnarEncoder:
         if len(layouts) < len(templates):
             groups = list(itertools.chain.from_iterable(layouts.values()))
             order = order[_ranges(heads[groups], counts[groups])]
-        columns = _Columns(batch, rows[order], ends, span_ids)
+        columns = _Columns(batch, rows[order], times, span_ids)
         digits = [None if column is None else _digits(column[order]) for column in values]
         digits.append(None if budgets is None else _doubles(budgets.budget[rows[order]] / 1e9))
         blocks: list[NDArray[np.uint8]] = []
@@ -162,7 +175,7 @@ class ColumnarEncoder:
     def _made(self, key: tuple[int, ...], error: tuple[str, str] | None) -> _Template:
         first, present = self._encoded(key, error, 0xAA)
         second, _ = self._encoded(key, error, 0x55)
-        template = _located(first, second, present, [*key[2:-1], DOUBLE])
+        template = _located(first, second, present, [*key[2:-2], DOUBLE])
         if error is None and len(self._templates) < MAX_TEMPLATES:
             self._templates[key] = template
         return template
@@ -173,7 +186,7 @@ class ColumnarEncoder:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import ReadableSpan
 
-        descriptor, brick, *widths, verdict = key
+        descriptor, brick, *widths, verdict, origin = key
         known = self._registry.descriptors
         identity = known[descriptor]
         layer, elements, _, read, written = (_filled(width, fill) for width in widths)
@@ -182,6 +195,7 @@ class ColumnarEncoder:
         if widths[2]:
             attributes[semconv.BRICK_IO_SIZE] = _filled(widths[2], fill)
         attributes |= budget_attributes(struct.unpack("<d", bytes([fill]) * DOUBLE)[0], verdict)
+        attributes |= origin_attributes(origin)
         if error is not None:
             attributes[semconv.ERROR_TYPE] = error[0]
         attributes = limited(attributes)
@@ -206,9 +220,7 @@ class ColumnarEncoder:
 class _Columns:
     """What every span has, in the order of `rows` and in the bytes of the encoding."""
 
-    def __init__(
-        self, batch: Batch, rows: NDArray[np.intp], ends: NDArray[np.int64], span_ids: NDArray[np.uint64]
-    ) -> None:
+    def __init__(self, batch: Batch, rows: NDArray[np.intp], times: Shown, span_ids: NDArray[np.uint64]) -> None:
         parents = [step.parent for step in batch.steps]
         traces = b"".join(bytes(16) if parent is None else parent.trace_id.to_bytes(16, "big") for parent in parents)
         of_step = np.array([0 if parent is None else parent.span_id for parent in parents], np.uint64)
@@ -219,8 +231,8 @@ class _Columns:
             (20, span_ids[rows].astype(">u8")),
             (30, np.where(above >= 0, span_ids[above], of_step[step]).astype(">u8")),
         )
-        self._start = (batch.start[rows] + offset[step]).astype("<i8")
-        self._end = (ends[rows] + offset[step]).astype("<i8")
+        self._start = (times.start[rows] + offset[step]).astype("<i8")
+        self._end = (times.end[rows] + offset[step]).astype("<i8")
 
     def patch(self, block: NDArray[np.uint8], layout: _Layout, rows: slice) -> None:
         """Write the ids and times of some rows into their entries."""
@@ -355,6 +367,9 @@ def _values(batch: Batch, rows: NDArray[np.intp], levels: NDArray[np.int64]) -> 
         both = np.maximum(read, 0).astype(np.uint64) + np.maximum(written, 0).astype(np.uint64)
         bounded = np.minimum(both, np.uint64((1 << 63) - 1)).astype(np.int64)
         moved = np.where((read >= 0) | (written >= 0), bounded, -1)
+        # A transfer reads what it writes, so it only says how much.
+        copied = levels == SpanLevel.Transfer
+        read, written = np.where(copied, NO_COUNT, read), np.where(copied, NO_COUNT, written)
     if int(layer.max()) >= 0:
         layer = np.where((levels == SpanLevel.Layer) | (levels == SpanLevel.Brick), layer, -1)
     columns = (layer.astype(np.int64), batch.elements[rows], moved, read, written)

@@ -19,18 +19,28 @@ from ..record.budgets import judged
 from ..record.descriptors import NO_COUNT
 from ..taxonomy import SpanLevel
 from ..version import __version__
-from .attributes import Attributes, budget_attributes, count_attributes, failure, fixed_attributes, limited, span_name
+from .attributes import (
+    Attributes,
+    budget_attributes,
+    count_attributes,
+    failure,
+    fixed_attributes,
+    limited,
+    origin_attributes,
+    origins,
+    span_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Tracer
 
     from ..record.batch import Batch
     from ..record.recorder import Recorder
     from ..record.step import StepRecord
+    from .display import Shown
 
 MAX_CHUNK: Final = 512
 """Spans handed over between two flushes: the default export batch, a quarter of the default queue."""
@@ -74,10 +84,10 @@ class ReadableRoute:
         self._recorder = recorder
         self._pace = pace
 
-    def send(self, batch: Batch, ends: NDArray[np.int64]) -> None:
+    def send(self, batch: Batch, times: Shown) -> None:
         """Hand over the rows of all recorded steps; losses are counted and nothing is raised."""
         bounds = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
-        builder = _Builder(self._recorder, batch, ends)
+        builder = _Builder(self._recorder, batch, times)
         for number, record in enumerate(batch.steps):
             if record.recording:
                 self._send(record, builder, range(bounds[number], bounds[number + 1]))
@@ -110,10 +120,11 @@ class ReadableRoute:
 class _Builder:
     """Builds the spans of one batch; what rows have in common is built once."""
 
-    def __init__(self, recorder: Recorder, batch: Batch, ends: NDArray[np.int64]) -> None:
+    def __init__(self, recorder: Recorder, batch: Batch, times: Shown) -> None:
         self._descriptors = recorder.registry.descriptors
         self._batch = batch
-        self._ends = ends
+        self._times = times
+        self._origins = origins(batch, recorder.registry)
         self._budgets = judged(batch, recorder.registry)
         self._fixed: dict[tuple[int, int], Attributes] = {}
         self._built: dict[tuple[int, ...], Attributes] = {}
@@ -141,8 +152,8 @@ class _Builder:
                 resource=tracer.resource,
                 attributes=self._attributes(row, errors),
                 status=Status() if error < 0 else failure(errors[error]),
-                start_time=int(self._batch.start[row]) + record.offset_ns,
-                end_time=int(self._ends[row]) + record.offset_ns,
+                start_time=int(self._times.start[row]) + record.offset_ns,
+                end_time=int(self._times.end[row]) + record.offset_ns,
                 instrumentation_scope=scope,
             )
 
@@ -157,13 +168,13 @@ class _Builder:
                 self._name(row),
                 trace.set_span_in_context(NonRecordingSpan(context)),
                 attributes=self._attributes(row, errors),
-                start_time=int(self._batch.start[row]) + record.offset_ns,
+                start_time=int(self._times.start[row]) + record.offset_ns,
             )
             error = int(self._batch.error[row])
             if error >= 0:
                 span.set_status(failure(errors[error]))
             contexts.append(span.get_span_context())
-            span.end(int(self._ends[row]) + record.offset_ns)
+            span.end(int(self._times.end[row]) + record.offset_ns)
             yield
 
     def _name(self, row: int) -> str:
@@ -184,7 +195,8 @@ class _Builder:
             int(batch.layer[row]),
         )
         verdict = 0 if self._budgets is None else int(self._budgets.verdict[row])
-        key = (number, brick, *counts, verdict, -1 if error < 0 else hash(errors[error][0]))
+        origin = 0 if self._origins is None else int(self._origins[row])
+        key = (number, brick, *counts, verdict, origin, -1 if error < 0 else hash(errors[error][0]))
         attributes = self._built.get(key)
         if attributes is None:
             fixed = self._fixed.get((number, brick))
@@ -194,6 +206,7 @@ class _Builder:
             attributes = fixed | count_attributes(descriptor.level, *counts)
             if self._budgets is not None:
                 attributes |= budget_attributes(int(self._budgets.budget[row]) / 1e9, verdict)
+            attributes |= origin_attributes(origin)
             if error >= 0:
                 attributes[semconv.ERROR_TYPE] = errors[error][0]
             attributes = self._built[key] = limited(attributes)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from .. import semconv
-from ..taxonomy import TimingSource
 from .attributes import Attributes, failure
 from .columnar import ColumnarEncoder
+from .display import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from ..record.losses import Losses
     from ..record.recorder import Recorder
     from ..record.step import StepRecord
+    from .display import Shown
     from .readable import Pace
 
 
 class RowRoute(Protocol):
     """A way out for rows."""
 
-    def send(self, batch: Batch, ends: NDArray[np.int64]) -> None:
-        """Take the rows of all recorded steps; `ends` are their ends for display."""
+    def send(self, batch: Batch, times: Shown) -> None:
+        """Take the rows of all recorded steps; `times` are those for display."""
         ...
 
     def flush(self, timeout_s: float) -> bool:
@@ -59,14 +60,14 @@ class ColumnarRoute:
         self._encoder = ColumnarEncoder(recorder.registry)
         self._own_resource: Resource | None = None
 
-    def send(self, batch: Batch, ends: NDArray[np.int64]) -> None:
+    def send(self, batch: Batch, times: Shown) -> None:
         """Encode and submit the rows of all recorded steps."""
         recorded = np.array([record.recording for record in batch.steps], np.bool_)
         rows = np.flatnonzero(recorded[batch.step])
         if len(rows):
             resource = self._resource(batch)
             self._exporter.submit(
-                self._encoder.encode(batch, rows, ends, batch.span_id), resource, self._recorder.losses
+                self._encoder.encode(batch, rows, times, batch.span_id), resource, self._recorder.losses
             )
 
     def flush(self, timeout_s: float) -> bool:
@@ -95,13 +96,13 @@ class SpanSink:
 
     def export(self, batch: Batch) -> None:
         """End the steps of a batch and send their rows; losses are counted."""
-        ends = stretched_ends(batch)
+        times = shown(batch)
         bounds: list[int] = np.searchsorted(batch.step, np.arange(len(batch.steps) + 1)).tolist()
         for number, record in enumerate(batch.steps):
             if record.span is not None:
-                last = int(ends[bounds[number] : bounds[number + 1]].max(initial=record.end_ns))
+                last = int(times.end[bounds[number] : bounds[number + 1]].max(initial=record.end_ns))
                 self._end_step(record, record.span, last + record.offset_ns)
-        self._route.send(batch, ends)
+        self._route.send(batch, times)
 
     def flush(self, timeout_s: float) -> bool:
         """Deliver what was exported, the steps by their provider and the rows by their route."""
@@ -110,9 +111,13 @@ class SpanSink:
 
     def _end_step(self, record: StepRecord, span: Span, end_unix_ns: int) -> None:
         attributes: Attributes = {
-            semconv.BRICK_TIMING_SOURCE: TimingSource.Host.attribute_value,
+            semconv.BRICK_TIMING_SOURCE: record.source.attribute_value,
             semconv.BRICK_DETAIL_REASON: record.reason,
         }
+        if record.timing_error_ns is not None:
+            attributes[semconv.BRICK_TIMING_ERROR] = record.timing_error_ns / 1e9
+        if record.timeline is not None:
+            attributes |= record.timeline.attributes()
         if record.tokens:
             attributes[semconv.BRICK_TOKEN_COUNT] = min(record.tokens, (1 << 63) - 1)
         if record.dropped:
@@ -131,13 +136,3 @@ class SpanSink:
             self._recorder.losses.add("export_failed")
         record.span = None
         self._pace.note()
-
-
-def stretched_ends(batch: Batch) -> NDArray[np.int64]:
-    """Ends for display: a span lasts at least until its last child, which may be on another lane."""
-    ends = np.copy(batch.end)
-    child = np.flatnonzero(batch.parent >= 0)
-    parent = batch.parent[child]
-    while np.any(ends[child] > ends[parent]):
-        np.maximum.at(ends, parent, ends[child])
-    return ends

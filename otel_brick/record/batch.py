@@ -21,6 +21,10 @@ CUT: Final = 8
 """The row left its step early, at the step's row limit: statistics only."""
 OPEN: Final = 16
 """The row is still open and only holds the place of a parent: no sink counts it."""
+CAPTURED: Final = 32
+"""The row was recorded while its stream was capturing a graph: host times of work that has not run."""
+LAUNCH_SPACING: Final = 64
+"""The row ends at the launch of what came next."""
 
 
 @dataclass(frozen=True, slots=True)

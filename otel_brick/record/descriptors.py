@@ -57,14 +57,51 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
+class KernelIdentity:
+    """What the driver knows of one kernel; asked once, after the first launch and before its row leaves.
+
+    Two identities are never equal: what they are is known only later, and a descriptor must not change its hash.
+
+    Attributes:
+        name: demangled and cut, "" while not known.
+        ptx_hash: of the module's PTX or cubin.
+        registers: per thread.
+        static_shared_mem: bytes that the kernel declares itself.
+    """
+
+    __slots__ = ("__weakref__", "name", "ptx_hash", "registers", "static_shared_mem")
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.ptx_hash: int | None = None
+        self.registers: int | None = None
+        self.static_shared_mem: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The launch signature of a kernel: blocks, threads and bytes as given at the launch."""
+    """The launch signature of a kernel, as given at the launch.
+
+    Attributes:
+        grid: blocks.
+        block: threads of a block.
+        shared_mem: dynamic shared memory in bytes.
+        cluster: blocks of a cluster; None without clusters.
+        stream: the ordinal that we gave the stream.
+        device: CUDA's ordinal of the device.
+        kernel: what the driver knows of the kernel; None for launches given by hand.
+        replay: whether a graph was launched, which stands for all kernels in it.
+    """
 
     ptx_hash: int | None = None
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
     shared_mem: int | None = None
+    cluster: tuple[int, int, int] | None = None
+    stream: int | None = None
+    device: int | None = None
+    kernel: KernelIdentity | None = None
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +109,7 @@ class Descriptor:
     """The immutable identity of rows.
 
     Attributes:
-        name: a brick's or kernel's name, or a layer's type ("" when it has none).
+        name: a brick's or kernel's name, a layer's type ("" when it has none), or a transfer's direction.
         brick: the index of the brick's statistics, -1 for everything that is not a brick.
     """
 

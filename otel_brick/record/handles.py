@@ -13,12 +13,16 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from .lane import SPILL_LENGTH
+from ..taxonomy import SpanLevel
+from .lane import SPILL_LENGTH, TAG_MARK
+from .marks import NO_MARK, no_mark
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from .lane import Lane
+    from .marks import DeviceTimeline, Mark
     from .recorder import Recorder
 
 P = ParamSpec("P")
@@ -60,26 +64,65 @@ class Handle:
     `with handle as x` binds is None.
     """
 
-    __slots__ = ("__weakref__", "_enter", "_lane", "_leave", "_now", "_recorder", "_tail")
+    __slots__ = (
+        "__weakref__",
+        "_enter",
+        "_lane",
+        "_leave",
+        "_level",
+        "_mark",
+        "_now",
+        "_recorder",
+        "_stream",
+        "_tail",
+    )
 
-    def __init__(self, recorder: Recorder, site: int, tail: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        site: int,
+        level: SpanLevel,
+        tail: tuple[int, ...] = (),
+        stream: object = None,
+    ) -> None:
         self._lane = recorder.current.get
         self._now = recorder.clock.now
         self._enter = site
         self._leave = ~site
+        self._level = level
         self._tail = tail
         self._recorder = recorder
+        self._stream = stream
+        self._mark: Mark = no_mark
 
     def switch(self, on: bool) -> None:
         """Record from the next entry on, or stop recording."""
-        self.__class__ = handle_class(self._recorder.attach_context, bool(self._tail)) if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
+        timeline = self._recorder.device.active if on else None
+        if timeline is not None:
+            self._mark = timeline.default if self._stream is None else timeline.mark_of(self._stream)
+        self.__class__ = self._class(timeline) if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
 
-    def with_tail(self, tail: tuple[int, ...]) -> Handle:
-        """The same handle with counts to write at each exit, not registered: it is not switched off with the others."""
+    def _class(self, timeline: DeviceTimeline | None) -> type[Handle]:
+        """The class of this handle while its profiler is enabled."""
+        if self._recorder.attach_context:
+            return AttachedHandle
+        if timeline is None:
+            return TailHandle if self._tail else Handle
+        if self._recorder.device.synchronizes(self._level):
+            return SyncedHandle
+        return MarkedKernel if self._level >= SpanLevel.Kernel else MarkedHandle
+
+    def variant(self, tail: tuple[int, ...], stream: object = None) -> Handle:
+        """The same handle with further counts to write at each exit, or on a stream of its own.
+
+        It is not registered: it is not switched off with the others.
+        """
         handle = Handle.__new__(TailHandle)
         handle._lane, handle._now, handle._recorder = self._lane, self._now, self._recorder
-        handle._enter, handle._leave, handle._tail = self._enter, self._leave, tail
-        if self._recorder.attach_context:
+        handle._enter, handle._leave, handle._level = self._enter, self._leave, self._level
+        handle._tail, handle._stream, handle._mark = self._tail + tail, stream, self._mark
+        recorder = self._recorder
+        if recorder.attach_context or recorder.device.active is not None:
             handle.switch(True)
         return handle
 
@@ -120,7 +163,65 @@ class TailHandle(Handle):
             lane.spill()
 
 
-class AttachedHandle(TailHandle):
+class MarkedHandle(Handle):
+    """A handle that also marks its stream at entry and exit, on a profiler that takes device time."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        self._lane().extend((self._enter, self._now(), TAG_MARK, self._mark()))
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        now = self._now()
+        lane = self._lane()
+        failure = () if error is None else lane.fail(error, value)
+        lane.extend((self._leave, now, TAG_MARK, self._mark(), *self._tail, *failure))
+        if len(lane) > SPILL_LENGTH:
+            lane.spill()
+
+
+class SyncedHandle(MarkedHandle):
+    """A handle that waits at its exit until its stream has done what was asked of it."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        lane = self._lane()
+        token = self._mark()
+        self._recorder.device.synchronize(lane.record, token)
+        failure = () if error is None else lane.fail(error, value)
+        lane.extend((self._leave, self._now(), TAG_MARK, token, *self._tail, *failure))
+        if len(lane) > SPILL_LENGTH:
+            lane.spill()
+
+
+class MarkedKernel(MarkedHandle):
+    """A kernel given by hand: it marks its stream in the steps whose kernels are to be marked."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        lane = self._lane().opened()
+        token = self._mark() if lane.record.kernel_marks else NO_MARK
+        lane.extend((self._enter, self._now(), TAG_MARK, token))
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        now = self._now()
+        lane = self._lane()
+        failure = () if error is None else lane.fail(error, value)
+        token = self._mark() if lane.record.kernel_marks else NO_MARK
+        lane.extend((self._leave, now, TAG_MARK, token, *self._tail, *failure))
+        if len(lane) > SPILL_LENGTH:
+            lane.spill()
+
+
+class AttachedHandle(Handle):
     """A handle that also becomes the current OpenTelemetry span (`attach_context=True`)."""
 
     __slots__ = ()
@@ -128,14 +229,26 @@ class AttachedHandle(TailHandle):
     def __enter__(self) -> None:
         lane = self._lane().opened()
         tag = lane.recorder.attachments.push(lane.record)
-        lane.extend((self._enter, self._now(), *tag))
+        lane.extend((self._enter, self._now(), *tag, TAG_MARK, self._marked(lane)))
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        attachments = self._lane().recorder.attachments
-        super().__exit__(error, value, traceback)
+        now = self._now()
+        lane = self._lane()
+        attachments = lane.recorder.attachments
+        token = self._marked(lane)
+        if self._recorder.device.synchronizes(self._level):
+            self._recorder.device.synchronize(lane.record, token)
+            now = self._now()
+        failure = () if error is None else lane.fail(error, value)
+        lane.extend((self._leave, now, TAG_MARK, token, *self._tail, *failure))
+        if len(lane) > SPILL_LENGTH:
+            lane.spill()
         attachments.pop()
+
+    def _marked(self, lane: Lane) -> int:
+        return self._mark() if self._level < SpanLevel.Kernel or lane.record.kernel_marks else NO_MARK
 
 
 class OffHandle(Handle):
@@ -148,10 +261,3 @@ class OffHandle(Handle):
 
     __enter__ = itertools.repeat(None).__next__  # pyright: ignore
     __exit__ = "".format  # pyright: ignore
-
-
-def handle_class(attach_context: bool, tail: bool) -> type[Handle]:
-    """The class of a handle while its profiler is enabled."""
-    if attach_context:
-        return AttachedHandle
-    return TailHandle if tail else Handle

@@ -8,6 +8,7 @@ follow from the balance of entries and exits (`resolve.py`).
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -41,6 +42,13 @@ TAG_TIMER: Final = TAG_LIMIT - 10
 """Which timer the entry or exit belongs to."""
 TAG_ABANDONED: Final = TAG_LIMIT - 11
 """The exit of a timer that was thrown away without being stopped."""
+TAG_MARK: Final = TAG_LIMIT - 12
+"""The token of the mark on the device's time axis that was made at the entry or exit."""
+TAG_DEFERRED: Final = TAG_LIMIT - 13
+"""Index into the step's deferred rows: the row's times are found there when it is resolved."""
+
+innermost: ContextVar[Lane | None] = ContextVar("otel_brick.innermost", default=None)
+"""The current lane of the calling context, whichever profiler opened it; for instrumentors, which have no profiler."""
 
 SPILL_LENGTH: Final = 4 * 4_096
 """Integers after which a lane's list becomes an array: 4,096 rows without tags."""
@@ -105,7 +113,7 @@ class Lane(list[int]):
         with record.lock:
             record.finished.append(self)
             record.finished_rows += (len(self) + sum(map(len, self.chunks))) // 4
-            if record.finished_rows <= self.recorder.row_limit:
+            if record.finished_rows <= self.recorder.limit_of(record):
                 return
             lanes, rows = record.finished, record.finished_rows
             record.finished, record.finished_rows = [], 0
@@ -119,7 +127,7 @@ class Lane(list[int]):
     def _beyond_limit(self) -> list[NDArray[np.int64]]:
         """Take the arrays out if the step has reached its limit."""
         record = self.record
-        if record.rows <= self.recorder.row_limit:
+        if record.rows <= self.recorder.limit_of(record):
             return []
         chunks, self.chunks = self.chunks, []
         record.rows -= sum(map(len, chunks)) // 4
@@ -160,8 +168,10 @@ class IdleLane(Lane):
     def extend(self, events: Any) -> None:
         if events[0] >= 0:
             self.recorder.open_loose(self.record).extend(events)
-        elif not self.recorder.is_shut:
+            return
+        if not self.recorder.is_shut:
             self.recorder.losses.add("out_of_order")
+        self.recorder.forget_marks(events)
 
     def complete(self, events: Sequence[int]) -> None:
         lane = self.recorder.open_loose(self.record)
@@ -195,6 +205,8 @@ class ShutLane(IdleLane):
     def extend(self, events: Any) -> None:
         if events[0] >= 0:
             self.recorder.losses.add("already_shutdown")
+        self.recorder.forget_marks(events)
 
     def complete(self, events: Sequence[int]) -> None:
         self.recorder.losses.add("already_shutdown")
+        self.recorder.forget_marks(events)

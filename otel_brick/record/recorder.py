@@ -7,18 +7,20 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from opentelemetry import trace
 
-from ..taxonomy import Phase
+from ..taxonomy import Phase, SyncMode
 from .clock import Clock
+from .deferred import PendingRows
 from .descriptors import Registry
+from .device import DeviceSide
 from .ids import IdSource
-from .lane import IdleLane, Lane, LooseLane, ShutLane
+from .lane import TAG_MARK, IdleLane, Lane, LooseLane, ShutLane, innermost
 from .losses import Losses
 from .step import StepRecord
 from .tracing import Attachments, Tracing, is_exported, reset
@@ -31,16 +33,23 @@ if TYPE_CHECKING:
     from .handles import Handle
 
 MIN_ROW_LIMIT: Final = 65_536
+MIN_MARKED_LIMIT: Final = 16_384
+"""The same for a step with marks, of which each row has two and a device a limited number."""
 
 
 @dataclass(slots=True)
 class Ended:
-    """A step that has closed; its lanes hold its rows."""
+    """A step that has closed; its lanes hold its rows.
+
+    All three kinds of items may wait for the device: since `since_ns`, until it has passed the marks of `frontier`.
+    """
 
     alone: ClassVar[bool] = False
 
     record: StepRecord
     rows: int
+    frontier: tuple[int, ...] = ()
+    since_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +61,13 @@ class Part:
     lane: Lane
     chunks: list[NDArray[np.int64]]
     rows: int
+    frontier: tuple[int, ...] = ()
+    since_ns: int = 0
+
+    @property
+    def record(self) -> StepRecord:
+        """The open step."""
+        return self.lane.record
 
 
 @dataclass(slots=True)
@@ -63,6 +79,8 @@ class Lanes:
     record: StepRecord
     lanes: list[Lane]
     rows: int
+    frontier: tuple[int, ...] = ()
+    since_ns: int = 0
 
 
 Item = Ended | Part | Lanes
@@ -76,6 +94,7 @@ class Recorder:
         row_limit: rows that one open step may hold before it hands them over without span detail.
         handles, on: the handles to switch, and whether they record.
         notify: called with the number of rows now waiting, whenever a step has ended.
+        collect: resolves what has ended.
     """
 
     def __init__(self, config: Config, clock: Clock, tracing: Tracing, losses: Losses) -> None:
@@ -84,10 +103,14 @@ class Recorder:
         self.ids = IdSource()
         self.registry = Registry(self.losses)
         self.attachments = Attachments(self.ids)
+        self.device = DeviceSide(clock.now)
+        self.device.activated = self._switch_handles
+        self.deferred = PendingRows(losses)
         self.configure(config, tracing)
         self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self.on = False
         self.notify: Callable[[int], None] = lambda rows: None
+        self.collect: Callable[[], None] = lambda: None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
         self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)
         self.on_fork: Callable[[], None] = lambda: None
@@ -105,15 +128,23 @@ class Recorder:
         """Use another configuration for what is recorded from now on."""
         self.tracing = tracing
         self.attach_context = config.attach_context
+        self.device.mode = SyncMode.of(config.sync_mode)
+        self.device.kernel_events = config.kernel_events
+        self.device.kernel_interval = config.detail_interval
         self.row_limit = max(MIN_ROW_LIMIT, config.max_rows_per_step)
+        self._marked_limit = max(MIN_MARKED_LIMIT, config.max_rows_per_step)
 
     def open_step(self, phase: Phase, tokens: int) -> StepRecord:
         """A new record with its times anchored to the calendar and one lane, not yet current."""
         self.check_process()
         record = StepRecord(phase, index=next(self._indexes), tokens=tokens)
         record.lanes.append(Lane(self, record, 0))
+        record.timeline = self.device.look()
+        record.kernel_marks = self.device.marks_kernels(record.index)
         record.start_ns = self.clock.now()
         record.offset_ns = self.clock.unix() - record.start_ns
+        if record.timeline is not None:
+            record.start_mark = record.timeline.default()
         with self._lock:
             self._open.add(record)
         return record
@@ -121,6 +152,8 @@ class Recorder:
     def close_step(self, record: StepRecord) -> None:
         """End a step: its lanes become idle and its rows wait to be resolved."""
         record.end_ns = self.clock.now()
+        if record.timeline is not None and not record.loose:
+            record.end_mark = record.timeline.default()
         with record.lock:
             for lane in record.lanes:
                 lane.__class__ = IdleLane
@@ -128,6 +161,10 @@ class Recorder:
             self._discard(record)
         else:
             self._submit(record)
+
+    def limit_of(self, record: StepRecord) -> int:
+        """How many rows a step may hold while it is open."""
+        return self.row_limit if record.timeline is None else min(self.row_limit, self._marked_limit)
 
     def open_lane(self, record: StepRecord) -> Lane:
         """A further lane of an open step."""
@@ -153,6 +190,8 @@ class Recorder:
             return self._idle
         self.check_process()
         record = StepRecord(Phase.Other, loose=True)
+        record.timeline = self.device.active
+        record.kernel_marks = self.device.marks_kernels(-1)
         span = trace.get_current_span()
         if is_exported(span) and (before.loose or before.parent != span.get_span_context()):
             record.recording = True
@@ -165,21 +204,29 @@ class Recorder:
         with self._lock:
             self._open.add(record)
         lane.token = self.current.set(lane)
+        innermost.set(lane)
         return lane
 
     def close_loose(self, lane: Lane) -> None:
         """End a loose lane, because nothing is open on it any more."""
         self.close_step(lane.record)
+        if innermost.get() is lane:
+            innermost.set(None)
         if self.current.get() is lane and (lane.token is None or not reset(self.current, lane.token)):
             self.current.set(self._idle)
 
+    def close_if_loose(self, lane: Lane) -> None:
+        """End a loose lane on which nothing is open."""
+        if isinstance(lane, LooseLane) and lane.depth == 0:
+            self.close_loose(lane)
+
     def submit_partial(self, lane: Lane, chunks: list[NDArray[np.int64]]) -> None:
         """Hand over rows of an open step that has reached its limit."""
-        self._append(Part(lane, chunks, sum(map(len, chunks)) // 4))
+        self._hand_over(Part(lane, chunks, sum(map(len, chunks)) // 4))
 
     def submit_lanes(self, record: StepRecord, lanes: list[Lane], rows: int) -> None:
         """Hand over finished lanes of an open step that has reached its limit."""
-        self._append(Lanes(record, lanes, rows))
+        self._hand_over(Lanes(record, lanes, rows))
 
     def _submit(self, record: StepRecord) -> None:
         with self._lock:
@@ -187,22 +234,54 @@ class Recorder:
                 return
             self._open.remove(record)
         rows = record.rows + sum(map(len, record.lanes)) // 4
-        self._append(Ended(record, rows))
+        self._hand_over(Ended(record, rows))
 
     def _discard(self, record: StepRecord) -> None:
         """End a step that was open when the profiler was shut down, without what it recorded."""
         with self._lock:
             self._open.discard(record)
         self.losses.add("already_shutdown", record.rows + sum(map(len, record.lanes)) // 4)
+        for lane in record.lanes:
+            self.forget_marks(lane)
         if record.span is not None:
             record.span.end(record.end_ns + record.offset_ns)
 
-    def _append(self, item: Item) -> None:
+    def _hand_over(self, item: Item) -> None:
+        if item.record.timeline is not None or item.record.deferred:
+            self.device.hold(item)
+            self.notify(0)
+        else:
+            self.notify(self._append(item))
+
+    def _append(self, item: Item) -> int:
+        """Let an item wait to be resolved; returns how many rows wait now."""
         with self._lock:
             self._pending.append(item)
             self._pending_rows += item.rows + 1
-            waiting = self._pending_rows
-        self.notify(waiting)
+            return self._pending_rows
+
+    def release_held(self, *, all_of_them: bool = False) -> None:
+        """Let what the device is past wait to be resolved."""
+        timeline = self.device.timeline
+        if timeline is not None:
+            self.deferred.settle(timeline, self.clock.now())
+        if all_of_them:
+            self.deferred.forget()
+        for item in self.device.released(all_of_them=all_of_them):
+            self._append(item)
+
+    def forget_marks(self, events: Sequence[int]) -> None:
+        """Release the marks among events that belong to no row."""
+        timeline = self.device.timeline
+        if timeline is not None:
+            kinds, values = events[0::2], events[1::2]
+            tokens = [value for kind, value in zip(kinds, values, strict=True) if kind == TAG_MARK]
+            timeline.release(tokens, passed=False)
+
+    def _switch_handles(self) -> None:
+        """Let every handle record the way that the device's side asks for now."""
+        for handle in list(self.handles):
+            handle.switch(self.on)
 
     def close_abandoned(self) -> None:
         """Write the exits of timers that were thrown away; on closed lanes they count as left open already."""
@@ -255,6 +334,9 @@ class Recorder:
         self.losses.restart_in_child()
         self.registry.renew_lock()
         self.tracing.renew_lock()
+        self.device.restart_in_child()
+        self.deferred = PendingRows(self.losses)
+        self._switch_handles()
         lost = sum(item.rows for item in self._pending)
         for record in self._open:
             record.lock = threading.RLock()

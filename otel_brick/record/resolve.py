@@ -13,7 +13,7 @@ import numpy as np
 
 from ..taxonomy import SpanLevel, TimingSource
 from .balance import Matched, match_lanes
-from .batch import COMPRESSED, CUT, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch, nearest
+from .batch import COMPRESSED, CUT, LAUNCH_SPACING, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch, nearest
 from .intervals import union_ns
 from .lane import (
     TAG_ABANDONED,
@@ -21,15 +21,19 @@ from .lane import (
     TAG_BYTES_WRITTEN,
     TAG_COMPRESSED,
     TAG_COVERED,
+    TAG_DEFERRED,
     TAG_ELEMENTS,
     TAG_ERROR,
     TAG_LANE,
     TAG_LAYER,
     TAG_LIMIT,
+    TAG_MARK,
     TAG_SPAN,
     TAG_TIMER,
     Lane,
 )
+from .marks import NO_MARK
+from .placing import carry_along, place_rows
 from .recorder import Ended, Lanes, Part
 
 if TYPE_CHECKING:
@@ -88,6 +92,9 @@ class _Rows:
     span_id: NDArray[np.int64]
     covered: NDArray[np.int64]
     """Nanoseconds that bricks directly below account for."""
+    source: NDArray[np.uint8]
+    mark: NDArray[np.int64]
+    """The token of the mark at the entry, `NO_MARK` for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +108,12 @@ class _Tags:
     block: NDArray[np.int32]
 
 
-def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
-    """Turn what was taken from the recorder into a batch, and count what was wrong with it."""
+def resolve(items: Sequence[Item], registry: Registry, losses: Losses, now_ns: int = 0) -> Batch:
+    """Turn what was taken from the recorder into a batch, and count what was wrong with it.
+
+    Args:
+        now_ns: host time at which the device was seen to have passed the marks in it.
+    """
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
     code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
@@ -124,10 +135,11 @@ def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
     if isinstance(items[0], Lanes):
         rows.flags |= CUT
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
+    step_of_block = np.array(blocks.steps, np.int32)
+    _move(tags, rows, code, steps, step_of_block, levels, now_ns, ended=isinstance(items[0], Ended))
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     if blocks.partial:
         blocks.lanes[0].carry = _carry(rows, np.flatnonzero(rows.flags & OPEN))
-    step_of_block = np.array(blocks.steps, np.int32)
     number_of_block = np.array([lane.number for lane in blocks.lanes], np.int32)
     return Batch(
         steps=steps,
@@ -145,7 +157,7 @@ def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
         bytes_read=rows.bytes_read,
         bytes_written=rows.bytes_written,
         layer=_layers(rows),
-        source=np.full(len(rows.start), TimingSource.Host, np.uint8),
+        source=rows.source,
         error=rows.error.astype(np.int32),
         span_id=rows.span_id.astype(np.uint64),
         flags=rows.flags,
@@ -251,6 +263,8 @@ def _rows(
         error=np.full(count, -1, np.int64),
         span_id=np.zeros(count, np.int64),
         covered=np.zeros(count, np.int64),
+        source=np.full(count, TimingSource.Host, np.uint8),
+        mark=np.full(count, NO_MARK, np.int64),
     )
 
 
@@ -299,6 +313,45 @@ def _join_lanes(tags: _Tags, rows: _Rows, code: NDArray[np.int64], block: NDArra
             rows.parent[own][roots] = parent
 
 
+def _move(
+    tags: _Tags,
+    rows: _Rows,
+    code: NDArray[np.int64],
+    steps: list[StepRecord],
+    step_of_block: NDArray[np.int32],
+    levels: NDArray[np.int64],
+    now_ns: int,
+    *,
+    ended: bool,
+) -> None:
+    """Give rows the times that the device and `finalize` tell of them."""
+    timeline = next((record.timeline for record in steps if record.timeline is not None), None)
+    deferred = np.flatnonzero(tags.kind == TAG_DEFERRED)
+    if timeline is None and not len(deferred):
+        return
+    step = step_of_block[rows.block]
+    host_start = np.copy(rows.start)
+    for at in deferred.tolist():
+        row = int(rows.of_event[tags.owner[at]])
+        known = steps[int(step[row])].deferred[int(tags.value[at])]
+        rows.start[row], rows.end[row], rows.source[row] = known.start_ns, known.end_ns, known.source
+        if known.spacing:
+            rows.flags[row] |= LAUNCH_SPACING
+    if timeline is None:
+        return
+    starts, ends = rows.mark, np.full(len(rows.start), NO_MARK, np.int64)
+    marks = (tags.kind == TAG_MARK) & (tags.owner >= 0)
+    row, value, entered = rows.of_event[tags.owner[marks]], tags.value[marks], code[tags.owner[marks]] >= 0
+    starts[row[entered & (row >= 0)]] = value[entered & (row >= 0)]
+    ends[row[~entered & (row >= 0)]] = value[~entered & (row >= 0)]
+    lost = value[(row < 0) & (value >= 0)]
+    timeline.release(lost.tolist(), passed=False)
+    place_rows(
+        timeline, steps, step, (starts, ends), (rows.start, rows.end), rows.source, rows.flags, now_ns, ended=ended
+    )
+    carry_along(rows.lane_parent, levels, rows.source, host_start, rows.start, rows.end)
+
+
 def _layers(rows: _Rows) -> NDArray[np.int32]:
     """The index of the layer that each row is or lies in."""
     is_layer = rows.layer >= 0
@@ -332,6 +385,8 @@ def _carry(rows: _Rows, still_open: NDArray[np.int64]) -> NDArray[np.int64]:
             events += (TAG_LAYER, int(rows.layer[row]))
         if rows.timer[row]:
             events += (TAG_TIMER, int(rows.timer[row]) - 1)
+        if rows.mark[row] != NO_MARK:
+            events += (TAG_MARK, int(rows.mark[row]))
         if rows.span_id[row]:
             events += (TAG_SPAN, int(rows.span_id[row]))
     return np.array(events, np.int64)

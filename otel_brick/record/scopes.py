@@ -15,7 +15,7 @@ from .. import semconv
 from ..taxonomy import Phase
 from .descriptors import count_argument
 from .handles import decorate
-from .lane import IdleLane, Lane
+from .lane import IdleLane, Lane, innermost
 from .step import StepRecord, describe_error
 from .tracing import is_exported, reset
 
@@ -42,6 +42,7 @@ class StepScope:
         "_context_token",
         "_lane_token",
         "_links",
+        "_outer",
         "_parent",
         "_phase",
         "_record",
@@ -68,6 +69,7 @@ class StepScope:
         self._attributes = attributes
         self._record: StepRecord | None = None
         self._lane_token: Token[Lane] | None = None
+        self._outer: Lane | None = None
         self._context_token: Any = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -91,6 +93,8 @@ class StepScope:
         recorder = self._recorder
         record = self._record = recorder.open_step(self._phase, self._tokens)
         self._lane_token = recorder.current.set(record.lanes[0])
+        self._outer = innermost.get()
+        innermost.set(record.lanes[0])
         started = recorder.tracing.start(
             f"step {self._phase.attribute_value}",
             self._parent,
@@ -127,6 +131,8 @@ class StepScope:
         # In another context than the one entered, for example when a generator is closed by another task, neither
         # variable is ours to reset: the lane there turns idle by itself.
         same_context = reset(self._recorder.current, token)
+        if same_context:
+            innermost.set(self._outer)
         if self._context_token is not None and same_context:
             otel_context.detach(self._context_token)
         self._recorder.close_step(record)
@@ -138,12 +144,13 @@ class LaneScope:
     Outside every step it changes nothing.
     """
 
-    __slots__ = ("_lane", "_recorder", "_token")
+    __slots__ = ("_lane", "_outer", "_recorder", "_token")
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._lane: Lane | None = None
         self._token: Token[Lane] | None = None
+        self._outer: Lane | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         return decorate(function, lambda: LaneScope(self._recorder))
@@ -155,6 +162,8 @@ class LaneScope:
         lane = self._lane = self._recorder.open_lane(caller.record)
         caller.mark(lane.number)
         self._token = self._recorder.current.set(lane)
+        self._outer = innermost.get()
+        innermost.set(lane)
 
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -166,5 +175,6 @@ class LaneScope:
             self._recorder.losses.add("closed_twice")
             return
         self._token = None
-        reset(self._recorder.current, token)
+        if reset(self._recorder.current, token):
+            innermost.set(self._outer)
         lane.finish()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from ..taxonomy import Phase
+from ..taxonomy import Phase, TimingSource
 from .descriptors import MAX_ERROR_TEXT, printable
 from .lane import TAG_ERROR
+from .marks import NO_MARK
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
+    from .deferred import Deferred
     from .lane import Lane
+    from .marks import DeviceTimeline
 
 MAX_ERRORS: Final = 1_024
 OTHER_ERROR: Final = "_OTHER"
@@ -37,11 +40,20 @@ class StepRecord:
         finished, finished_rows: the lanes whose scope has closed, and about how many rows they hold.
         spilling: whether a lane is becoming an array, which a finalizer must not begin again.
         dropped: rows whose span detail was dropped before the step ended.
+        timeline: gives the device times of the rows; None where they have host times only.
+        start_mark, end_mark: the marks at the step's start and end.
+        kernel_marks: whether kernels have marks of their own.
+        deferred: the rows of `record_deferred`, to index.
+        overdue: whether the device did not get past the step within the time that it may wait.
+        sync_ns: host time that the step has spent waiting for the device because of its sync mode.
+        source: the clock behind the step's end; `timing_error_ns` is how far device times may be off, None without any.
     """
 
     __slots__ = (
         "__weakref__",
+        "deferred",
         "dropped",
+        "end_mark",
         "end_ns",
         "error",
         "errors",
@@ -50,20 +62,27 @@ class StepRecord:
         "handed_over",
         "index",
         "interval",
+        "kernel_marks",
         "lane_count",
         "lanes",
         "lock",
         "loose",
         "offset_ns",
+        "overdue",
         "parent",
         "phase",
         "reason",
         "recording",
         "root",
         "rows",
+        "source",
         "span",
         "spilling",
+        "start_mark",
         "start_ns",
+        "sync_ns",
+        "timeline",
+        "timing_error_ns",
         "tokens",
         "tracer",
     )
@@ -92,6 +111,14 @@ class StepRecord:
         self.reason = ""
         self.interval = 0
         self.root = False
+        self.timeline: DeviceTimeline | None = None
+        self.start_mark = self.end_mark = NO_MARK
+        self.kernel_marks = False
+        self.deferred: list[Deferred] = []
+        self.overdue = False
+        self.sync_ns = 0
+        self.source = TimingSource.Host
+        self.timing_error_ns: float | None = None
 
     def error_at(self, index: int) -> tuple[str, str]:
         """The error type and message behind the index of a row."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from ..taxonomy import SpanLevel
 from .descriptors import count_argument
-from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_TIMER
+from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_MARK, TAG_TIMER
+from .marks import NO_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +36,8 @@ class BrickTimer:
             self._leave = ~site
             self._number = next(recorder.timer_numbers) & 0x7FFFFFFF
             lane = recorder.current.get().opened()
-            lane.extend((site, recorder.clock.now(), TAG_TIMER, self._number))
+            now = recorder.clock.now()
+            lane.extend((site, now, TAG_TIMER, self._number, *_mark_tag(recorder.device.mark())))
             self._lane = lane
 
     @property
@@ -47,7 +50,11 @@ class BrickTimer:
         now = self._recorder.clock.now()
         lane, self._lane = self._lane, None
         if lane is not None:
-            lane.extend((self._leave, now, TAG_TIMER, self._number, *tags))
+            token = self._recorder.device.mark()
+            if token >= 0 and self._recorder.device.synchronizes(SpanLevel.Brick):
+                self._recorder.device.synchronize(lane.record, token)
+                now = self._recorder.clock.now()
+            lane.extend((self._leave, now, TAG_TIMER, self._number, *tags, *_mark_tag(token)))
             if len(lane) > SPILL_LENGTH:
                 lane.spill()
         elif self._leave:
@@ -59,6 +66,10 @@ class BrickTimer:
             now = self._recorder.clock.now()
             exit_ = (self._leave, now, TAG_TIMER, self._number, TAG_ABANDONED, 0)
             self._recorder.abandoned.append((self._lane, exit_))
+
+
+def _mark_tag(token: int) -> tuple[int, ...]:
+    return () if token == NO_MARK else (TAG_MARK, token)
 
 
 def elapsed_argument(elapsed: int | timedelta, *, argument: str = "elapsed") -> int:

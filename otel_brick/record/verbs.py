@@ -176,6 +176,7 @@ class ScopeVerbs:
         bytes_read: int = OMITTED,
         bytes_written: int = OMITTED,
         category: BrickCategory | None = None,
+        stream: object = None,
         exact: bool = False,
     ) -> Handle | OffScope:
         """A brick: a named operation, the unit of statistics.
@@ -185,6 +186,8 @@ class ScopeVerbs:
             elements: elements processed.
             bytes_read, bytes_written: bytes moved.
             category: of a dynamic brick, fixed by its first use; default `BrickCategory.Other`.
+            stream: the CUDA stream that the work is queued on, any object with `__cuda_stream__` or an integer handle;
+                default the profiler's.
             exact: True to take aliases such as `"Softmax"` as names of dynamic bricks.
 
         Returns:
@@ -202,8 +205,11 @@ class ScopeVerbs:
                 bytes_read=bytes_read,
                 bytes_written=bytes_written,
                 category=category,
+                stream=stream,
                 exact=exact,
             )
+        if stream is not None:
+            return self._on_stream(stream, self.brick, brick, elements, bytes_read, bytes_written, category, exact)
         # Equal numbers of other types find the same handle, so only exact integers may take this way.
         if (
             (elements is OMITTED or elements.__class__ is int)
@@ -236,7 +242,30 @@ class ScopeVerbs:
             self._seen.clear()
         self._seen.add(key)
         tail = count_tags(*count_arguments(elements, bytes_read, bytes_written))
-        return bare.with_tail(tail) if tail else None
+        return bare.variant(tail) if tail else None
+
+    def _on_stream(
+        self,
+        stream: object,
+        verb: Callable[..., Any],
+        brick: BrickId | str,
+        elements: int,
+        bytes_read: int,
+        bytes_written: int,
+        category: BrickCategory | None,
+        exact: bool,
+    ) -> Handle:
+        """The scope of a brick on a stream of its own, which switches device time on."""
+        handle = verb(
+            brick,
+            elements=elements,
+            bytes_read=bytes_read,
+            bytes_written=bytes_written,
+            category=category,
+            exact=exact,
+        )
+        self._recorder.device.look(stream)
+        return handle.variant((), stream)
 
     def kernel(
         self,
@@ -249,6 +278,7 @@ class ScopeVerbs:
         elements: int = OMITTED,
         bytes_read: int = OMITTED,
         bytes_written: int = OMITTED,
+        stream: object = None,
     ) -> Handle | OffScope:
         """A kernel launch given by hand; `launch_argument` says how the launch signature may be written.
 
@@ -266,15 +296,20 @@ class ScopeVerbs:
                 elements=elements,
                 bytes_read=bytes_read,
                 bytes_written=bytes_written,
+                stream=stream,
             )
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, not {type(name).__name__} ({name!r})")
         launch = launch_argument(ptx_hash, grid, block, shared_mem)
         counts = count_arguments(elements, bytes_read, bytes_written)
         key = (name, launch, *counts)
-        return self._kernels.get(key) or self._handle(
+        handle = self._kernels.get(key) or self._handle(
             self._kernels, key, Descriptor(SpanLevel.Kernel, printable(name[:MAX_KERNEL_NAME]), launch=launch), *counts
         )
+        if stream is None:
+            return handle
+        self._recorder.device.look(stream)
+        return handle.variant((), stream)
 
     def define(
         self,
@@ -284,6 +319,7 @@ class ScopeVerbs:
         bytes_read: int = OMITTED,
         bytes_written: int = OMITTED,
         category: BrickCategory | None = None,
+        stream: object = None,
         exact: bool = False,
     ) -> Handle:
         """Bind a brick and its counts to a handle, the fast form: `with handle:` or `@handle`.
@@ -293,6 +329,12 @@ class ScopeVerbs:
         Raises:
             TypeError, ValueError: an argument is not what it should be.
         """
+        if stream is not None:
+            bound = self._on_stream(stream, self.define, brick, elements, bytes_read, bytes_written, category, exact)
+            with self._switch_lock:
+                bound.switch(self._enabled or self._shut)
+                self._recorder.handles.add(bound)
+            return bound
         counts = count_arguments(elements, bytes_read, bytes_written)
         descriptor = self._recorder.registry.brick(brick, category, exact=exact)
         bare = (brick, OMITTED, OMITTED, OMITTED, category, exact)
@@ -322,7 +364,7 @@ class ScopeVerbs:
             tail = count_tags(elements, bytes_read, bytes_written)
             if layer != NO_COUNT:
                 tail = (*tail, TAG_LAYER, layer)
-        handle = Handle(self._recorder, site, tail)
+        handle = Handle(self._recorder, site, descriptor.level, tail)
         with self._switch_lock:
             handle.switch(self._enabled or self._shut)
             self._recorder.handles.add(handle)

@@ -21,6 +21,8 @@ DEFAULTS = {
     "max_rows_per_trace": 4000,
     "attach_context": False,
     "histograms": "explicit",
+    "sync_mode": "deferred",
+    "kernel_events": "off",
 }
 FROM_ENVIRONMENT = {
     "detail": ("OTEL_BRICK_DETAIL", "none", "none"),
@@ -29,6 +31,8 @@ FROM_ENVIRONMENT = {
     "max_rows_per_trace": ("OTEL_BRICK_MAX_ROWS_PER_TRACE", "1", 1),
     "attach_context": ("OTEL_BRICK_ATTACH_CONTEXT", "true", True),
     "histograms": ("OTEL_BRICK_HISTOGRAMS", "exponential", "exponential"),
+    "sync_mode": ("OTEL_BRICK_SYNC_MODE", "Per_Layer", "per_layer"),
+    "kernel_events": ("OTEL_BRICK_KERNEL_EVENTS", "sampled", "sampled"),
 }
 FROM_ARGUMENTS = {
     "detail": "all",
@@ -37,6 +41,8 @@ FROM_ARGUMENTS = {
     "max_rows_per_trace": 6,
     "attach_context": False,
     "histograms": "none",
+    "sync_mode": "none",
+    "kernel_events": "all",
 }
 BAD_VARIABLES = {
     "detail": ("some", "all,none", "1", "true"),
@@ -45,6 +51,8 @@ BAD_VARIABLES = {
     "max_rows_per_trace": ("0", "-1", "\N{INFINITY}"),
     "attach_context": ("1", "0", "yes", "on", "truthy"),
     "histograms": ("some", "explicit,none", "0", "false", "exponential_histogram"),
+    "sync_mode": ("some", "None_", "perlayer", "0", "sync"),
+    "kernel_events": ("some", "all,off", "1", "true", "on"),
 }
 EXPECTATIONS = {
     "detail": "one of auto, all, none",
@@ -53,6 +61,8 @@ EXPECTATIONS = {
     "max_rows_per_trace": "an integer from 1 to 2147483647",
     "attach_context": "true or false",
     "histograms": "one of explicit, exponential, none",
+    "sync_mode": "one of immediate, per_layer, deferred, none",
+    "kernel_events": "one of all, sampled, off",
 }
 BAD_ARGUMENTS = {
     "detail": ("some", "", "ALL", 1, True, ["all"], b"all"),
@@ -61,6 +71,8 @@ BAD_ARGUMENTS = {
     "max_rows_per_trace": (0, -1, 1.0, "2000", True),
     "attach_context": (1, 0, "true", "false", "", [], 1.0),
     "histograms": ("some", "", "EXPLICIT", 0, False, ["none"], b"none"),
+    "sync_mode": ("some", "", "DEFERRED"),
+    "kernel_events": ("some", "", "ALL", 0, False, ["all"], b"all"),
 }
 EACH = pytest.mark.parametrize("name", DEFAULTS)
 

@@ -146,7 +146,7 @@ def test_snapshots_are_frozen(profiler: BrickProfiler) -> None:
 
 
 def test_a_profiler_reads_time_from_the_clock_that_it_was_given(traces: InMemoryTraces) -> None:
-    readings = itertools.chain((1_000, 1_010, 1_040), itertools.repeat(1_100))
+    readings = itertools.chain((900, 1_000, 1_010, 1_040), itertools.repeat(1_100))
     clock = Clock(now=lambda: next(readings), unix=lambda: 1_700_000_000_000_000_000)
     profiler = BrickProfiler.enabled(clock=clock, tracer_provider=traces.provider)
     with profiler.step(), profiler.brick("B"):

@@ -1,0 +1,1 @@
+"""Device time: streams and events, kernel launches, and the identity of kernels."""

@@ -1,0 +1,176 @@
+"""Deferred rows: bricks whose start alone is known when they are recorded, until `finalize` says where they end.
+
+`record_deferred` writes the row into the lane, so that it has its place in the tree, and remembers a `Deferred`, where
+its times are found when the step is resolved. The step waits until then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from ..taxonomy import TimingSource
+from .marks import NO_MARK, no_mark
+
+if TYPE_CHECKING:
+    from .losses import Losses
+    from .marks import DeviceTimeline
+
+Attribution = Literal["sequential", "common_end"]
+ATTRIBUTIONS: Final = ("sequential", "common_end")
+MAX_PENDING: Final = 1 << 16
+LAUNCHED_NS: Final = 2_000
+"""A start that lies further than this before its call was taken before the work was launched, the call made after."""
+FOREIGN_NS: Final = 1_000_000_000
+"""A start that lies further than this from its call comes from another clock, which says nothing about that."""
+
+
+@dataclass(slots=True, eq=False)
+class Deferred:
+    """One deferred row.
+
+    Attributes:
+        start_ns, end_ns: monotonic nanoseconds; the end means nothing before the row is `settled`.
+        called_ns: when it was recorded.
+        stream: tells rows of one stream from those of others.
+        token: the mark made when it was recorded; `mark` makes another one on the same stream.
+        before: a mark on the stream that the work of an earlier row, or the step before it, ended at.
+        spacing: its end is the launch of what came next, so that its time is launch spacing.
+    """
+
+    start_ns: int
+    called_ns: int
+    stream: object = None
+    token: int = NO_MARK
+    mark: Callable[[], int] = no_mark
+    before: int = NO_MARK
+    end_ns: int = 0
+    source: TimingSource = TimingSource.Host
+    spacing: bool = False
+    settled: bool = False
+
+
+@dataclass(slots=True)
+class Window:
+    """What one `finalize` closes: the rows, and the marks that end them where the device tells the time."""
+
+    rows: list[Deferred]
+    ends: dict[object, int]
+    end_ns: int
+
+
+class PendingRows:
+    """The deferred rows of one profiler that `finalize` has not closed yet."""
+
+    def __init__(self, losses: Losses) -> None:
+        self._losses = losses
+        self._rows: list[Deferred] = []
+        self._windows: list[Window] = []
+        self._boundary: dict[object, int] = {}
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: Deferred) -> bool:
+        """Remember a row; False where too many wait, and the row is closed at its start."""
+        with self._lock:
+            if len(self._rows) >= MAX_PENDING:
+                self._losses.add("log_full")
+                row.end_ns, row.settled = row.start_ns, True
+                return False
+            self._rows.append(row)
+            return True
+
+    def close_at(self, end_ns: int, attribution: Attribution) -> None:
+        """End the rows by the host's clock: each where the next of its stream begins, or all of them at `end_ns`."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+        for group in _by_stream(rows).values():
+            self._count_anomalies(group, end_ns)
+            ordered = sorted(group, key=lambda row: row.start_ns)
+            for row, following in zip(ordered, [*ordered[1:], None], strict=True):
+                later = attribution == "sequential" and following is not None
+                end = following.start_ns if later and following is not None else end_ns
+                row.end_ns = max(row.start_ns, end if end <= end_ns or not later else end_ns)
+                row.spacing = attribution == "sequential"
+                row.settled = True
+            if attribution == "sequential":
+                self._tell_uneven(ordered[-1], ordered[0].start_ns, end_ns)
+
+    def close_on_device(self, end_ns: int) -> Window:
+        """End the rows by the device's clock, as soon as it has passed the marks that are made here."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+            ends = {stream: group[-1].mark() for stream, group in _by_stream(rows).items()}
+            window = Window(rows, ends, end_ns)
+            if rows:
+                self._windows.append(window)
+        return window
+
+    def boundary(self, stream: object, start_mark: int) -> int:
+        """The last mark on a stream that was made before the rows that follow: a step's start or an earlier end."""
+        return max(self._boundary.get(stream, NO_MARK), start_mark)
+
+    def settle(self, timeline: DeviceTimeline, now_ns: int) -> None:
+        """Give the rows of those windows their times whose ends the device has passed."""
+        with self._lock:
+            for window in list(self._windows):
+                if timeline.passed(list(window.ends.values())):
+                    self._windows.remove(window)
+                    for stream, group in _by_stream(window.rows).items():
+                        self._settle(group, window.ends[stream], window.end_ns, timeline, now_ns)
+                        outdated = [self._boundary.pop(stream, NO_MARK), *(row.token for row in group)]
+                        self._boundary[stream] = window.ends[stream]
+                        timeline.release(outdated, passed=True)
+
+    def _settle(
+        self, group: list[Deferred], end_token: int, end_ns: int, timeline: DeviceTimeline, now_ns: int
+    ) -> None:
+        self._count_anomalies(group, end_ns)
+        tokens = [group[0].before, *(row.token for row in group), end_token]
+        host = [0, *(row.called_ns for row in group), end_ns]
+        places = timeline.place(np.array(tokens, np.int64), np.array(host, np.int64), now_ns)
+        gap = float(np.median([row.called_ns - row.start_ns for row in group]))
+        launched = LAUNCHED_NS < gap < FOREIGN_NS
+        for number, row in enumerate(group):
+            begin, end = (number, number + 1) if launched else (number + 1, number + 2)
+            if places.known[begin] and places.known[end]:
+                row.start_ns, row.end_ns = int(places.ns[begin]), int(places.ns[end])
+                row.source = TimingSource.CudaEvent
+            else:
+                following = group[number + 1].start_ns if number + 1 < len(group) else end_ns
+                row.end_ns, row.spacing = max(row.start_ns, following), True
+            row.settled = True
+
+    def forget(self) -> None:
+        """Close all rows at their start, in a forked child or at a reset."""
+        with self._lock:
+            rows, self._rows = self._rows, []
+            windows, self._windows = self._windows, []
+            self._boundary.clear()
+        for row in [*rows, *(row for window in windows for row in window.rows)]:
+            row.end_ns, row.settled = row.start_ns, True
+
+    def _count_anomalies(self, group: list[Deferred], end_ns: int) -> None:
+        starts = np.array([row.start_ns for row in group], np.int64)
+        self._losses.add("clock_anomaly", int(np.count_nonzero(np.diff(starts) <= 0)))
+        self._losses.add("clock_anomaly", int(np.count_nonzero(starts > end_ns)))
+
+    def _tell_uneven(self, last: Deferred, start_ns: int, end_ns: int) -> None:
+        if 2 * (last.end_ns - last.start_ns) > end_ns - start_ns and last.start_ns > start_ns:
+            self._losses.remember(
+                "the last deferred row holds more than half of its window: by the host's clock it gets all the time "
+                "that the device needed after the last launch; finalize() without end_ns measures on the device"
+            )
+
+
+def _by_stream(rows: list[Deferred]) -> dict[object, list[Deferred]]:
+    groups: dict[object, list[Deferred]] = {}
+    for row in rows:
+        groups.setdefault(row.stream, []).append(row)
+    return groups

@@ -1,0 +1,163 @@
+"""Device times through the real cuda-python: what scopes, deferred rows and steps say of work on streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cuda.core import Device, LaunchConfig, Stream, launch
+
+from otel_brick import BrickId, BrickProfiler, SyncMode, TimingSource
+from otel_brick.testing import InMemoryTraces
+
+from .standin import Driver
+
+MS, US = 1_000_000, 1_000
+ONE = LaunchConfig(grid=1, block=32)
+
+
+@pytest.fixture
+def traces() -> InMemoryTraces:
+    return InMemoryTraces()
+
+
+@pytest.fixture
+def profiled(driver: Driver, stream: Stream, traces: InMemoryTraces) -> Any:
+    """A profiler of the stream, on the driver's clock."""
+    profiler = BrickProfiler.enabled(stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all")
+    yield profiler
+    profiler.shutdown(1.0)
+
+
+def test_ten_kernels_of_a_millisecond_launched_6_us_apart_take_ten_times_a_millisecond_each_in_its_brick(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step(phase="decode", tokens=1):
+        for _ in range(10):
+            with profiled.brick(BrickId.QkvProjection):
+                launch(stream, ONE, gemv)
+                driver.advance(6 * US)
+    profiled.finalize()
+    stats = profiled.brick_stats(BrickId.QkvProjection)
+    assert (stats.count, stats.min_ns, stats.max_ns, stats.total_ns) == (10, MS, MS, 10 * MS)
+    assert stats.timing_source is TimingSource.CudaEvent
+    assert profiled.total_ns() == 10 * MS
+
+
+def test_ten_kernels_recorded_before_their_launch_with_record_deferred_take_a_millisecond_each(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step():
+        for _ in range(10):
+            profiled.record_deferred(BrickId.QkvProjection, profiled.elapsed_ns(), 1)
+            launch(stream, ONE, gemv)
+            driver.advance(6 * US)
+        assert profiled.pending_count() == 10
+        profiled.finalize()
+        assert not profiled.has_pending()
+    profiled.finalize()
+    stats = profiled.brick_stats(BrickId.QkvProjection)
+    assert (stats.count, stats.min_ns, stats.max_ns, stats.total_ns) == (10, MS, MS, 10 * MS)
+
+
+def test_ten_kernels_recorded_after_their_launch_with_record_deferred_take_a_millisecond_each(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step():
+        for _ in range(10):
+            start = profiled.elapsed_ns()
+            launch(stream, ONE, gemv)
+            driver.advance(6 * US)
+            profiled.record_deferred(BrickId.QkvProjection, start, 1)
+        profiled.finalize()
+    profiled.finalize()
+    stats = profiled.brick_stats(BrickId.QkvProjection)
+    assert (stats.count, stats.min_ns, stats.max_ns, stats.total_ns) == (10, MS, MS, 10 * MS)
+
+
+def test_a_brick_of_100_us_after_40_us_of_work_outside_bricks_reads_100_us(
+    stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    before, inside = kernel("embed", duration_ns=40 * US), kernel("rms_norm", duration_ns=100 * US)
+    with profiled.step():
+        launch(stream, ONE, before)
+        with profiled.brick(BrickId.RmsNorm):
+            launch(stream, ONE, inside)
+    profiled.finalize()
+    assert profiled.brick_stats(BrickId.RmsNorm).total_ns == 100 * US
+
+
+def test_a_brick_on_a_stream_of_its_own_reads_the_time_of_that_stream(
+    device: Device, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    other = device.create_stream()
+    attention, busy = kernel("attention", duration_ns=250 * US), kernel("busy", duration_ns=5 * MS)
+    with profiled.step():
+        launch(stream, ONE, busy)
+        with profiled.brick(BrickId.AttentionScore, stream=other):
+            launch(other, ONE, attention)
+    profiled.finalize()
+    assert profiled.brick_stats(BrickId.AttentionScore).total_ns == 250 * US
+
+
+def test_spans_of_a_deferred_step_leave_with_device_times_after_finalize_and_lie_in_each_other(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler, traces: InMemoryTraces
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step(phase="decode"):
+        with profiled.layer(0):
+            for _ in range(3):
+                with profiled.brick(BrickId.QkvProjection):
+                    launch(stream, ONE, gemv)
+                    driver.advance(6 * US)
+        assert traces.spans == []
+    assert traces.spans == []
+    profiled.finalize()
+    profiled.flush()
+    (step,) = traces.trees()
+    (layer,) = step.children
+    assert step.span.attributes["brick.timing.source"] == "cuda_event"
+    assert [brick.span.end_time - brick.span.start_time for brick in layer.children] == [MS] * 3
+    for parent in (step, layer):
+        for child in parent.children:
+            assert parent.span.start_time <= child.span.start_time <= child.span.end_time <= parent.span.end_time
+    assert step.span.end_time - step.span.start_time >= 3 * MS
+    assert "brick.timing.source" not in layer.children[0].span.attributes
+
+
+@pytest.mark.parametrize("mode", [SyncMode.Immediate, SyncMode.PerLayer])
+def test_modes_that_synchronise_wait_at_the_end_of_their_scope(
+    mode: SyncMode, driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    profiled.set_sync_mode(mode)
+    gemv = kernel("gemv", duration_ns=MS)
+    elapsed: list[int] = []
+    with profiled.step():
+        begin = driver.now_ns
+        with profiled.layer(0):
+            for _ in range(2):
+                with profiled.brick(BrickId.QkvProjection):
+                    launch(stream, ONE, gemv)
+                elapsed.append(driver.now_ns - begin)
+        elapsed.append(driver.now_ns - begin)
+    assert elapsed == ([MS, 2 * MS, 2 * MS] if mode is SyncMode.Immediate else [0, 0, 2 * MS])
+    profiled.finalize()
+    stats = profiled.brick_stats(BrickId.QkvProjection)
+    assert (stats.min_ns, stats.max_ns, stats.timing_source) == (MS, MS, TimingSource.CudaEvent)
+
+
+def test_without_a_sync_mode_nothing_is_recorded_on_the_stream_and_times_are_the_hosts(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    profiled.set_sync_mode(SyncMode.None_)
+    gemv = kernel("gemv", duration_ns=MS)
+    driver.clear_trace()
+    with profiled.step(), profiled.brick(BrickId.QkvProjection):
+        launch(stream, ONE, gemv)
+        driver.advance(6 * US)
+    assert driver.trace("cuEventRecord") == []
+    stats = profiled.brick_stats(BrickId.QkvProjection)
+    assert (stats.total_ns, stats.timing_source) == (6 * US, TimingSource.Host)

@@ -18,6 +18,7 @@ import numpy as np
 
 from .record.batch import drop_detail
 from .record.budgets import Budgets
+from .record.device import LIMIT_S
 from .record.recorder import Ended
 from .record.resolve import resolve
 from .stats.exemplars import Exemplars
@@ -171,7 +172,8 @@ class Pipeline:
 
     def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
-        batch = resolve(items, registry, self._recorder.losses, self._recorder.clock.now())
+        self._recorder.describe()
+        batch = resolve(items, registry, self._recorder.losses)
         budgets = self.budgets.by_brick()
         if budgets is not None:
             batch = replace(batch, budgets=budgets)
@@ -207,6 +209,8 @@ class Pipeline:
 
     def reset(self) -> None:
         """Forget all statistics, those of ended steps that were not read yet included."""
+        if self._recorder.device.holds():
+            self.collect(LIMIT_S)
         with self.lock:
             self.collect()
             self._forget()

@@ -28,7 +28,7 @@ from .record.device import LIMIT_S
 from .record.losses import Losses
 from .record.recorder import Recorder
 from .record.tracing import Tracing
-from .stats.reader import StatsReader, Tables, rate_argument
+from .stats.reader import Statistics, StatsReader, Tables, rate_argument
 from .taxonomy import BrickBottleneck, BrickId, SyncMode
 
 if TYPE_CHECKING:
@@ -135,7 +135,11 @@ class BrickProfiler(DeviceVerbs, StatsReader):
 
     def __repr__(self) -> str:
         state = "shut down" if self._shut else "enabled" if self._enabled else "disabled"
-        return f"<BrickProfiler {state}, {self.step_count()} steps, {len(self.brick_names())} bricks>"
+        pipeline = self._pipeline
+        with pipeline.lock:
+            pipeline.collect()  # without waiting for a device, which nobody expects of a repr
+            known = Statistics(Tables(pipeline.table, pipeline.steps))
+            return f"<BrickProfiler {state}, {known.step_count()} steps, {len(known.brick_names())} bricks>"
 
     @contextmanager
     def _tables(self) -> Generator[Tables]:

@@ -229,7 +229,8 @@ BRICK_DURATION_BUCKETS_S: Final[tuple[float, ...]] = (
     *(1e-5, 2e-5, 5e-5),
     *(1e-4, 2e-4, 5e-4),
     *(1e-3, 2e-3, 5e-3),
-    *(1e-2, 5e-2),
+    *(1e-2, 2e-2, 5e-2),
+    *(0.1, 0.2, 0.5, 1.0),
 )
 """Upper boundaries for bricks and kernels, in seconds."""
 

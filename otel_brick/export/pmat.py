@@ -66,6 +66,7 @@ def document(
             "count": statistics.step_count(),
             "wall_ns": statistics.wall_ns(),
             "union_ns": statistics.union_ns(),
+            "sync_ns": statistics.sync_ns(),
             "coverage": _optional(coverage, 4),
             "coverage_above_one": coverage is not None and coverage > 1,
             "tokens_per_sec": {
@@ -120,6 +121,7 @@ def _brick(brick: BrickStats, total_ns: int) -> dict[str, Any]:
         "timing_source": None if brick.timing_source is None else brick.timing_source.attribute_value,
         "budget_ns": brick.budget_ns,
         "budget_violations": brick.budget_violations,
+        "launch_spacing": brick.launch_spacing,
     }
 
 

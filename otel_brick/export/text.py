@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ..taxonomy import TimingSource
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..stats.reader import StatsReader
+    from ..stats.snapshot import BrickStats
 
 _NAME_WIDTH: Final = 20
 
@@ -26,6 +29,9 @@ def summary(statistics: StatsReader, losses: Mapping[str, int] | None = None) ->
         note = " - above 1: measured durations reach outside their steps" if coverage > 1 else ""
         count = statistics.step_count()
         lines.append(f"{count} {'step' if count == 1 else 'steps'}, bricks cover {coverage:.3f} of their time{note}")
+    waited = statistics.sync_ns()
+    if waited:
+        lines.append(f"steps waited {waited / 1000:.2f} us for the device because of the sync mode")
     bricks = sorted(statistics.all_brick_stats(), key=lambda brick: (-brick.total_ns, brick.name))
     width = max((len(brick.name) for brick in bricks), default=0)
     width = max(width, _NAME_WIDTH)
@@ -40,12 +46,28 @@ def summary(statistics: StatsReader, losses: Mapping[str, int] | None = None) ->
             f"{brick.count:9d}{failed}{slow}"
         )
     if bricks:
+        lines += _sources(statistics, bricks)
         lines.append(categories(statistics, width))
         lines.append("A brick's times include the bricks inside it; shares, and times of categories, do not.")
     lost = ", ".join(f"{reason} {count}" for reason, count in (losses or {}).items() if count)
     if lost:
         lines.append(f"lost or wrong: {lost}")
     return "\n".join(lines)
+
+
+def _sources(statistics: StatsReader, bricks: Sequence[BrickStats]) -> list[str]:
+    """Where the times come from, for profiles with more than the host's clock."""
+    samples = statistics.sample_sources()
+    spacing = sum(brick.launch_spacing for brick in bricks)
+    named = {
+        "by CUDA events": samples[TimingSource.CudaEvent],
+        "by the host after a synchronisation": samples[TimingSource.SyncedHost],
+        "by the host alone": samples[TimingSource.Host] - spacing,
+        "launch spacing, not device time": spacing,
+    }
+    if samples[TimingSource.Host] == sum(samples.values()) and not spacing:
+        return []
+    return ["calls measured " + ", ".join(f"{words}: {count}" for words, count in named.items() if count)]
 
 
 def categories(statistics: StatsReader, width: int = _NAME_WIDTH) -> str:

@@ -287,7 +287,7 @@ class CudaTimeline:
                     waited = False
         return waited
 
-    def place(self, tokens: NDArray[np.int64], host_ns: NDArray[np.int64], seen_ns: int) -> DeviceTimes:
+    def place(self, tokens: NDArray[np.int64], host_ns: NDArray[np.int64]) -> DeviceTimes:
         """Where marks lie on the host's axis; see `DeviceTimeline`."""
         ns = np.zeros(len(tokens), np.int64)
         known = np.zeros(len(tokens), np.bool_)
@@ -300,7 +300,7 @@ class CudaTimeline:
             for device in list(self._devices.values()):
                 own = marked[device_of[ordinals] == device.index] if len(device_of) else marked[:0]
                 if len(own):
-                    error_ns = max(error_ns, self._place(device, tokens, own, seen_ns, ns, known))
+                    error_ns = max(error_ns, self._place(device, tokens, own, ns, known))
         return DeviceTimes(ns, known, error_ns)
 
     def _place(
@@ -308,7 +308,6 @@ class CudaTimeline:
         device: _Device,
         tokens: NDArray[np.int64],
         own: NDArray[np.int64],
-        seen_ns: int,
         ns: NDArray[np.int64],
         known: NDArray[np.bool_],
     ) -> float:

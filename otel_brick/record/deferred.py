@@ -116,25 +116,23 @@ class PendingRows:
         """The last mark on a stream that was made before the rows that follow: a step's start or an earlier end."""
         return max(self._boundary.get(stream, NO_MARK), start_mark)
 
-    def settle(self, timeline: DeviceTimeline, now_ns: int) -> None:
+    def settle(self, timeline: DeviceTimeline) -> None:
         """Give the rows of those windows their times whose ends the device has passed."""
         with self._lock:
             for window in list(self._windows):
                 if timeline.passed(list(window.ends.values())):
                     self._windows.remove(window)
                     for stream, group in _by_stream(window.rows).items():
-                        self._settle(group, window.ends[stream], window.end_ns, timeline, now_ns)
+                        self._settle(group, window.ends[stream], window.end_ns, timeline)
                         outdated = [self._boundary.pop(stream, NO_MARK), *(row.token for row in group)]
                         self._boundary[stream] = window.ends[stream]
                         timeline.release(outdated, passed=True)
 
-    def _settle(
-        self, group: list[Deferred], end_token: int, end_ns: int, timeline: DeviceTimeline, now_ns: int
-    ) -> None:
+    def _settle(self, group: list[Deferred], end_token: int, end_ns: int, timeline: DeviceTimeline) -> None:
         self._count_anomalies(group, end_ns)
         tokens = [group[0].before, *(row.token for row in group), end_token]
         host = [0, *(row.called_ns for row in group), end_ns]
-        places = timeline.place(np.array(tokens, np.int64), np.array(host, np.int64), now_ns)
+        places = timeline.place(np.array(tokens, np.int64), np.array(host, np.int64))
         gap = float(np.median([row.called_ns - row.start_ns for row in group]))
         launched = LAUNCHED_NS < gap < FOREIGN_NS
         for number, row in enumerate(group):

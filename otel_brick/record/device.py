@@ -12,7 +12,6 @@ from ..taxonomy import SpanLevel, SyncMode
 from .marks import NO_MARK
 
 if TYPE_CHECKING:
-    from .deferred import Deferred
     from .marks import DeviceTimeline
     from .recorder import Item
     from .step import StepRecord
@@ -179,5 +178,11 @@ class DeviceSide:
 
 def _unsettled(record: StepRecord) -> bool:
     """Whether deferred rows of a step wait for `finalize`."""
-    deferred: list[Deferred] = record.deferred
-    return any(not row.settled for row in deferred)
+    deferred, first = record.deferred, record.settled
+    while first < len(deferred):
+        row = deferred[first]
+        if row is not None and not row.settled:
+            break
+        first += 1
+    record.settled = first
+    return first < len(deferred)

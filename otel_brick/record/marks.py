@@ -69,13 +69,12 @@ class DeviceTimeline(Protocol):
         """Wait without the interpreter lock until the device has passed these marks; False where it can not tell."""
         ...
 
-    def place(self, tokens: NDArray[np.int64], host_ns: NDArray[np.int64], seen_ns: int) -> DeviceTimes:
+    def place(self, tokens: NDArray[np.int64], host_ns: NDArray[np.int64]) -> DeviceTimes:
         """Where marks lie on the host's axis.
 
         Args:
             tokens: shape (n,), negative ones are unknown.
-            host_ns: shape (n,), host time just before each was made: no mark lies before it.
-            seen_ns: host time at which all were seen to have passed: no mark lies after it.
+            host_ns: shape (n,), about when each was made, by the host's clock: their order in time.
         """
         ...
 

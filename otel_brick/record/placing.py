@@ -33,7 +33,6 @@ def place_rows(
     times: tuple[NDArray[np.int64], NDArray[np.int64]],
     source: NDArray[np.uint8],
     flags: NDArray[np.uint8],
-    now_ns: int,
     *,
     ended: bool,
 ) -> None:
@@ -44,7 +43,6 @@ def place_rows(
         tokens: shape (n,) each, the marks at the rows' starts and ends.
         times: shape (n,) each, the rows' starts and ends by the host's clock.
         source, flags: shape (n,).
-        now_ns: host time at which the device was seen to have passed the marks.
         ended: whether the steps have ended.
     """
     starts, ends = tokens
@@ -57,7 +55,7 @@ def place_rows(
         (np.where(overdue[step], NO_MARK, starts), np.where(overdue[step], NO_MARK, ends), np.where(overdue, -1, last))
     )
     host = np.concatenate((*times, [record.end_ns for record in steps])).astype(np.int64)
-    places = timeline.place(asked, host, now_ns)
+    places = timeline.place(asked, host)
     both = places.known[:count] & places.known[count : 2 * count] & (flags & (LEFT_OPEN | OPEN) == 0)
     shift = _causal_shift(places.ns, places.known, host, count, step, len(steps))
     moved = np.flatnonzero(both)

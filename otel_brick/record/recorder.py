@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from opentelemetry import trace
 
@@ -95,6 +95,8 @@ class Recorder:
         handles, on: the handles to switch, and whether they record.
         notify: called with the number of rows now waiting, whenever a step has ended.
         collect: resolves what has ended.
+        describe: completes descriptors of which more is known by now; called before rows are resolved.
+        launches: what the capture of kernel launches remembers for this recorder.
     """
 
     def __init__(self, config: Config, clock: Clock, tracing: Tracing, losses: Losses) -> None:
@@ -104,13 +106,15 @@ class Recorder:
         self.registry = Registry(self.losses)
         self.attachments = Attachments(self.ids)
         self.device = DeviceSide(clock.now)
-        self.device.activated = self._switch_handles
+        self.device.activated = self._follow_device
         self.deferred = PendingRows(losses)
         self.configure(config, tracing)
         self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self.on = False
         self.notify: Callable[[int], None] = lambda rows: None
         self.collect: Callable[[], None] = lambda: None
+        self.describe: Callable[[], None] = lambda: None
+        self.launches: Any = None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
         self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)
         self.on_fork: Callable[[], None] = lambda: None
@@ -152,7 +156,7 @@ class Recorder:
     def close_step(self, record: StepRecord) -> None:
         """End a step: its lanes become idle and its rows wait to be resolved."""
         record.end_ns = self.clock.now()
-        if record.timeline is not None and not record.loose:
+        if record.timeline is not None and not record.loose and not self.is_shut:
             record.end_mark = record.timeline.default()
         with record.lock:
             for lane in record.lanes:
@@ -264,7 +268,7 @@ class Recorder:
         """Let what the device is past wait to be resolved."""
         timeline = self.device.timeline
         if timeline is not None:
-            self.deferred.settle(timeline, self.clock.now())
+            self.deferred.settle(timeline)
         if all_of_them:
             self.deferred.forget()
         for item in self.device.released(all_of_them=all_of_them):
@@ -278,8 +282,13 @@ class Recorder:
             tokens = [value for kind, value in zip(kinds, values, strict=True) if kind == TAG_MARK]
             timeline.release(tokens, passed=False)
 
-    def _switch_handles(self) -> None:
-        """Let every handle record the way that the device's side asks for now."""
+    def _follow_device(self) -> None:
+        """Let open steps and every handle record the way that the device's side asks for now."""
+        timeline = self.device.active
+        if timeline is not None:
+            with self._lock:
+                for record in self._open:
+                    record.timeline = timeline
         for handle in list(self.handles):
             handle.switch(self.on)
 
@@ -336,7 +345,7 @@ class Recorder:
         self.tracing.renew_lock()
         self.device.restart_in_child()
         self.deferred = PendingRows(self.losses)
-        self._switch_handles()
+        self._follow_device()
         lost = sum(item.rows for item in self._pending)
         for record in self._open:
             record.lock = threading.RLock()

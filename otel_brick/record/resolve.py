@@ -108,12 +108,8 @@ class _Tags:
     block: NDArray[np.int32]
 
 
-def resolve(items: Sequence[Item], registry: Registry, losses: Losses, now_ns: int = 0) -> Batch:
-    """Turn what was taken from the recorder into a batch, and count what was wrong with it.
-
-    Args:
-        now_ns: host time at which the device was seen to have passed the marks in it.
-    """
+def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
+    """Turn what was taken from the recorder into a batch, and count what was wrong with it."""
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
     code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
@@ -136,7 +132,7 @@ def resolve(items: Sequence[Item], registry: Registry, losses: Losses, now_ns: i
         rows.flags |= CUT
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
     step_of_block = np.array(blocks.steps, np.int32)
-    _move(tags, rows, code, steps, step_of_block, levels, now_ns, ended=isinstance(items[0], Ended))
+    _move(tags, rows, code, steps, step_of_block, levels, ended=isinstance(items[0], Ended))
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     if blocks.partial:
         blocks.lanes[0].carry = _carry(rows, np.flatnonzero(rows.flags & OPEN))
@@ -320,7 +316,6 @@ def _move(
     steps: list[StepRecord],
     step_of_block: NDArray[np.int32],
     levels: NDArray[np.int64],
-    now_ns: int,
     *,
     ended: bool,
 ) -> None:
@@ -333,7 +328,9 @@ def _move(
     host_start = np.copy(rows.start)
     for at in deferred.tolist():
         row = int(rows.of_event[tags.owner[at]])
-        known = steps[int(step[row])].deferred[int(tags.value[at])]
+        rows_of_step, number = steps[int(step[row])].deferred, int(tags.value[at])
+        known, rows_of_step[number] = rows_of_step[number], None
+        assert known is not None
         rows.start[row], rows.end[row], rows.source[row] = known.start_ns, known.end_ns, known.source
         if known.spacing:
             rows.flags[row] |= LAUNCH_SPACING
@@ -346,9 +343,7 @@ def _move(
     ends[row[~entered & (row >= 0)]] = value[~entered & (row >= 0)]
     lost = value[(row < 0) & (value >= 0)]
     timeline.release(lost.tolist(), passed=False)
-    place_rows(
-        timeline, steps, step, (starts, ends), (rows.start, rows.end), rows.source, rows.flags, now_ns, ended=ended
-    )
+    place_rows(timeline, steps, step, (starts, ends), (rows.start, rows.end), rows.source, rows.flags, ended=ended)
     carry_along(rows.lane_parent, levels, rows.source, host_start, rows.start, rows.end)
 
 

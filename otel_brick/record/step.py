@@ -43,7 +43,7 @@ class StepRecord:
         timeline: gives the device times of the rows; None where they have host times only.
         start_mark, end_mark: the marks at the step's start and end.
         kernel_marks: whether kernels have marks of their own.
-        deferred: the rows of `record_deferred`, to index.
+        deferred: the rows of `record_deferred`, to index, None once resolved; the first `settled` have their times.
         overdue: whether the device did not get past the step within the time that it may wait.
         sync_ns: host time that the step has spent waiting for the device because of its sync mode.
         source: the clock behind the step's end; `timing_error_ns` is how far device times may be off, None without any.
@@ -75,6 +75,7 @@ class StepRecord:
         "recording",
         "root",
         "rows",
+        "settled",
         "source",
         "span",
         "spilling",
@@ -114,7 +115,8 @@ class StepRecord:
         self.timeline: DeviceTimeline | None = None
         self.start_mark = self.end_mark = NO_MARK
         self.kernel_marks = False
-        self.deferred: list[Deferred] = []
+        self.deferred: list[Deferred | None] = []
+        self.settled = 0
         self.overdue = False
         self.sync_ns = 0
         self.source = TimingSource.Host

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..record.descriptors import printable
-from ..taxonomy import BrickBottleneck, BrickId, Phase
+from ..taxonomy import BrickBottleneck, BrickId, Phase, TimingSource
 from .snapshot import BrickStats, CategoryStats, brick_stats, category_stats
 from .steps import MAX_LANES, StepTable
 from .table import PHASES, Table
@@ -130,6 +130,17 @@ class StatsReader(ABC):
         """Time of all steps, from their start to their end."""
         with self._tables() as tables:
             return tables.steps.total("wall_ns")
+
+    def sync_ns(self) -> int:
+        """Time that steps waited for the device because of their sync mode; no sample contains it."""
+        with self._tables() as tables:
+            return tables.steps.total("sync_ns")
+
+    def sample_sources(self) -> dict[TimingSource, int]:
+        """How many samples of bricks have their times from where; all sources are present."""
+        with self._tables() as tables:
+            counts = tables.bricks.columns["sources"].sum(axis=0).tolist()
+            return dict(zip(TimingSource, counts, strict=True))
 
     def step_count(self) -> int:
         """How many steps have ended."""

@@ -33,6 +33,7 @@ class BrickStats:
         failures: samples that ended with an exception.
         budget_ns: the longest time that the user allows a sample; None without a budget.
         budget_violations: samples whose inclusive time was greater than the budget in force when they ended.
+        launch_spacing: samples that end at the launch of the next one, by `finalize` with an end; no device time.
         timing_source: where the durations came from; None when samples differ or there are none.
     """
 
@@ -54,6 +55,7 @@ class BrickStats:
     bottleneck: BrickBottleneck
     budget_ns: int | None
     budget_violations: int
+    launch_spacing: int
     _grid: NDArray[np.int64] = field(repr=False, compare=False)
 
     @property
@@ -200,6 +202,7 @@ def brick_stats(
         bottleneck=bottleneck,
         budget_ns=budget_ns,
         budget_violations=sums["violations"],
+        launch_spacing=sums["launch_spacing"],
         _grid=grid,
     )
 

@@ -29,9 +29,10 @@ class StepTable:
 
     Attributes:
         columns: by name, shape (phases,): `count`, `failures`, `wall_ns`, `tokens`, and `union_ns`, the nanoseconds
-            of a step in which at least one brick was open on any lane; `explicit`, shape (phases, 14), counts in the
+            of a step in which at least one brick was open on any lane; `sync_ns`, the time that steps waited for the
+            device because of their sync mode; `explicit`, shape (phases, 14), counts in the
             explicit metric buckets; `grid`, shape (phases, BUCKETS). Over all phases: `finalize_count`,
-            `finalize_ns`, shape (1,), and `finalize_explicit`, shape (15,), the time from a step's end until it was
+            `finalize_ns`, shape (1,), and `finalize_explicit`, shape (20,), the time from a step's end until it was
             counted.
         lane_union_ns, lane_wall_ns: shape (MAX_LANES,), covered time and step time by the lane's number in its step.
 
@@ -41,7 +42,7 @@ class StepTable:
 
     def __init__(self) -> None:
         self.columns: dict[str, NDArray[Any]] = {
-            name: np.full(PHASES, 0, object) for name in ("wall_ns", "union_ns", "tokens")
+            name: np.full(PHASES, 0, object) for name in ("wall_ns", "union_ns", "tokens", "sync_ns")
         }
         self.columns |= {name: np.zeros(PHASES, np.int64) for name in ("count", "failures")}
         self.columns["explicit"] = np.zeros((PHASES, len(EXPLICIT_UPPER_NS) + 1), np.int64)
@@ -87,6 +88,8 @@ class StepTable:
         for step in steps:
             if step.error is not None:
                 columns["failures"][step.phase] += 1
+            if step.sync_ns:
+                columns["sync_ns"][step.phase] += step.sync_ns
         for value in np.unique(phases).tolist():
             columns["wall_ns"][value] += exact_sum(walls[phases == value])
             columns["tokens"][value] += int(tokens[phases == value].sum())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..record.batch import COMPRESSED, LEFT_OPEN, OPEN, Batch
+from ..record.batch import COMPRESSED, LAUNCH_SPACING, LEFT_OPEN, OPEN, Batch
 from ..record.intervals import heads_of
 from ..taxonomy import BrickCategory, BrickId, Phase, TimingSource
 from . import histogram
@@ -24,7 +24,7 @@ PHASES: Final = len(Phase)
 MAX_LAYERS: Final = 4_096
 NO_MINIMUM: Final = (1 << 63) - 1
 
-SUMS: Final = ("count", "failures", "violations")
+SUMS: Final = ("count", "failures", "violations", "launch_spacing")
 """Columns of 64-bit sums."""
 WIDE_SUMS: Final = (
     "total_ns",
@@ -47,7 +47,7 @@ class Table:
     Attributes:
         names, categories: the bricks; the known ones come first, in the order of `BrickId`.
         columns: the arrays of `SUMS` and `WIDE_SUMS`, and `min_ns`, `max_ns`, shape (keys,); `sources`, shape
-            (keys, 3), counts by `TimingSource`; `explicit`, shape (keys, 15), counts in the explicit metric buckets.
+            (keys, 3), counts by `TimingSource`; `explicit`, shape (keys, 20), counts in the explicit metric buckets.
         layer_count, layer_ns: int64, shape (layers, bricks), calls and inclusive nanoseconds by layer; they hold 292
             years of one brick in one layer.
     """
@@ -89,6 +89,9 @@ class Table:
         failed = batch.error[rows] >= 0
         if failed.any():
             columns["failures"][keys] += np.add.reduceat(failed.astype(np.int64), heads)
+        spaced = batch.flags[rows] & LAUNCH_SPACING != 0
+        if spaced.any():
+            columns["launch_spacing"][keys] += np.add.reduceat(spaced.astype(np.int64), heads)
         if batch.budgets is not None:
             exceeded = duration > batch.budgets[key // PHASES]
             columns["violations"][keys] += np.add.reduceat(exceeded.astype(np.int64), heads)

@@ -161,3 +161,60 @@ def test_without_a_sync_mode_nothing_is_recorded_on_the_stream_and_times_are_the
     assert driver.trace("cuEventRecord") == []
     stats = profiled.brick_stats(BrickId.QkvProjection)
     assert (stats.total_ns, stats.timing_source) == (6 * US, TimingSource.Host)
+
+
+def test_a_stream_given_inside_an_open_step_begins_device_time_there(
+    driver: Driver, stream: Stream, kernel: Any, traces: InMemoryTraces
+) -> None:
+    profiler = BrickProfiler.enabled(clock=driver.clock, tracer_provider=traces.provider, detail="all")
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiler.step():
+        with profiler.brick("Before"):
+            driver.advance(3 * US)
+        with profiler.brick("On stream", stream=stream):
+            launch(stream, ONE, gemv)
+    profiler.finalize()
+    found = {brick.name: (brick.total_ns, brick.timing_source) for brick in profiler.all_brick_stats()}
+    assert found == {"Before": (3 * US, TimingSource.Host), "On stream": (MS, TimingSource.CudaEvent)}
+    profiler.shutdown(1.0)
+
+
+def test_a_reset_after_warming_up_forgets_steps_that_the_device_is_still_at(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step(), profiled.brick("WarmUp"):
+        launch(stream, ONE, gemv)
+    profiled.finalize(wait=False)
+    driver.advance(2 * MS)
+    profiled.reset()
+    with profiled.step(), profiled.brick("Real"):
+        launch(stream, ONE, gemv)
+    profiled.finalize()
+    assert (profiled.brick_names(), profiled.step_count()) == (["Real"], 1)
+
+
+def test_finalize_with_an_end_is_launch_spacing_and_says_so(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step():
+        for _ in range(10):
+            profiled.record_deferred(BrickId.QkvProjection, profiled.elapsed_ns(), 1)
+            launch(stream, ONE, gemv)
+            driver.advance(6 * US)
+        profiled.finalize(profiled.elapsed_ns() + 10 * MS)
+    profiled.finalize()
+    stats = profiled.brick_stats(BrickId.QkvProjection)
+    assert (stats.count, stats.launch_spacing, stats.timing_source) == (10, 10, TimingSource.Host)
+    assert (stats.min_ns, stats.max_ns) == (6 * US, 6 * US + 10 * MS)
+    assert "launch spacing, not device time: 10" in profiled.summary()
+
+
+def test_with_a_common_end_deferred_bricks_overlap_as_in_the_reference(
+    driver: Driver, stream: Stream, profiled: BrickProfiler
+) -> None:
+    for number in range(10):
+        profiled.record_deferred(BrickId.QkvProjection, number * MS, 1)
+    profiled.finalize(10 * MS, attribution="common_end")
+    assert profiled.brick_stats(BrickId.QkvProjection).total_ns == 55 * MS

@@ -401,7 +401,7 @@ def some_exemplars() -> tuple[ExemplarTables, dict[tuple[str, int], tuple[int, i
     tables.bricks.grow(Phase.Decode + 1)
     for name, table, bucket, value_ns in (
         ("brick.duration", tables.bricks, 1, 1_500),
-        ("brick.duration", tables.bricks, 14, 60_000_000),
+        ("brick.duration", tables.bricks, 15, 60_000_000),
         ("brick.step.duration", tables.steps, 3, 3_001_500),
     ):
         trace_id, span_id, unix_ns = (0xFEDC << 112) + bucket, (1 << 63) + bucket, NOW - bucket
@@ -461,4 +461,4 @@ def test_keys_beyond_the_exemplars_have_none(busy: BrickProfiler) -> None:
     points = points_of(sent(reading(busy, ExemplarTables())))
 
     assert [point.exemplars for point in points["brick.duration"].values() if point.exemplars] == []
-    assert np.shape(ExemplarTables().bricks.span_id) == (0, 15)
+    assert np.shape(ExemplarTables().bricks.span_id) == (0, len(semconv.BRICK_DURATION_BUCKETS_S) + 1)

@@ -119,9 +119,9 @@ def _brick(brick: BrickStats, total_ns: int) -> dict[str, Any]:
         "bytes_written": brick.bytes_written,
         "failures": brick.failures,
         "timing_source": None if brick.timing_source is None else brick.timing_source.attribute_value,
+        "launch_spacing": brick.launch_spacing,
         "budget_ns": brick.budget_ns,
         "budget_violations": brick.budget_violations,
-        "launch_spacing": brick.launch_spacing,
     }
 
 

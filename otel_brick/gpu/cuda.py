@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from .. import semconv
 from ..record.marks import CAPTURED_MARK, NO_MARK, DeviceTimes, Mark
-from .anchors import RESOLUTION_NS, Axis
+from .clocks import DeviceClock
 from .driver import LEGACY_STREAM, PER_THREAD_STREAM, Driver, default_stream, framework_stream, stream_handle
 
 if TYPE_CHECKING:
@@ -30,15 +29,14 @@ CROWDED_EVENTS: Final = 1 << 12
 """After so many new events the worker is asked to resolve what has ended."""
 STREAM_BITS: Final = 12
 MAX_STREAMS: Final = 1 << STREAM_BITS
-ANCHOR_NS: Final = 1_000_000_000
-ANCHOR_TRIES: Final = 3
-ANCHOR_PATIENCE_NS: Final = 50_000_000
+OVERDUE_ASKED: Final = 8
+"""Events set aside that are asked at a time whether the device has passed them by now."""
 
 
 class _Stream:
     """One stream: what marks it, and its newest token."""
 
-    def __init__(self, ordinal: int, device: _Device, core: Any) -> None:
+    def __init__(self, ordinal: int, device: Any, core: Any) -> None:
         self.ordinal = ordinal
         self.device = device
         self.core = core
@@ -46,19 +44,7 @@ class _Stream:
         self.mark: Mark = lambda: NO_MARK
 
 
-class _Device:
-    """The events and the time axis of one device."""
-
-    def __init__(self, index: int, context: Any = None) -> None:
-        self.index = index
-        self.context = context
-        self.free: list[Any] = []
-        self.axis = Axis()
-        self.anchor_stream: Any = None
-        self.anchor_events: list[Any] = []
-
-
-_NOWHERE: Final = _Stream(0, _Device(-1), None)
+_NOWHERE: Final = _Stream(0, None, None)
 """Stands for a stream that can not be had now: its marks are `NO_MARK`."""
 
 
@@ -88,12 +74,12 @@ class CudaTimeline:
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._live: dict[int, Any] = {}
-        self._overdue: deque[tuple[_Device, Any]] = deque()
+        self._overdue: dict[int, Any] = {}
         self._made = 0
         self._streams: list[_Stream] = []
         self._by_handle: dict[int, _Stream] = {}
         self._by_thread: dict[int, _Stream] = {}
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, DeviceClock] = {}
         self._given = stream  # held, so that its handle stays what it is
         self._default: Mark | None = None
         self._attributes: dict[str, str | int] | None = None
@@ -187,16 +173,11 @@ class CudaTimeline:
         self._streams.append(stream)
         return stream
 
-    def _device(self, stream: Any) -> _Device:
-        index = stream.device.device_id
+    def _device(self, stream: Any) -> DeviceClock:
+        index: int = stream.device.device_id
         device = self._devices.get(index)
         if device is None:
-            device = self._devices[index] = _Device(index, self._driver.context_of(stream))
-            bindings = self._driver.bindings
-            # A stream of our own that waits for nobody's work, so that an anchor costs microseconds.
-            error, handle = bindings.cuStreamCreate(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING)
-            if error == self._driver.success:
-                device.anchor_stream = self._driver.core.Stream.from_handle(int(handle))
+            device = self._devices[index] = DeviceClock(self._driver, stream, self._now, self._remember)
         return device
 
     def _marking(self, stream: _Stream) -> Mark:
@@ -234,17 +215,18 @@ class CudaTimeline:
         return self._failed(RuntimeError(f"cuStreamIsCapturing: {status[0]}"))
 
     def _failed(self, error: Exception) -> int:
-        self._losses.remember("a CUDA event could not be recorded or read; times are those of the host", error)
+        self._remember(error)
         self._losses.add("device_error")
         return NO_MARK
 
+    def _remember(self, error: Exception) -> None:
+        self._losses.remember("a CUDA event could not be recorded or read; times are those of the host", error)
+
     def _new(self, stream: _Stream) -> Any:
         """Record a further event; None beyond the bound."""
-        for _ in range(len(self._overdue)):
-            device, event = self._overdue.popleft()
-            if device is stream.device and self._done(event):
-                return stream.core.record(event)
-            self._overdue.append((device, event))
+        for token in itertools.islice(list(self._overdue), OVERDUE_ASKED):
+            if self._device_of(token) is stream.device and self._done(self._overdue[token]):
+                return stream.core.record(self._overdue.pop(token))
         if self._made >= MAX_EVENTS:
             self._losses.add("device_error")
             self._crowded()
@@ -252,16 +234,22 @@ class CudaTimeline:
         self._made += 1
         if self._made % CROWDED_EVENTS == 0:
             self._crowded()
-        with self._driver.within(stream.device.context):
-            return stream.core.record(None, self._driver.timed)
+        return stream.device.new_event(stream.core)
+
+    def _device_of(self, token: int) -> DeviceClock:
+        return self._streams[token & MAX_STREAMS - 1].device
+
+    def _event(self, token: int) -> Any:
+        """The event behind a token, None when the device is known to have passed it."""
+        return self._live.get(token) or self._overdue.get(token)
 
     def frontier(self) -> tuple[int, ...]:
         """The newest token of every stream that the device may not have passed."""
-        return tuple(stream.last for stream in self._streams if stream.last in self._live)
+        return tuple(stream.last for stream in self._streams if self._event(stream.last) is not None)
 
     def passed(self, tokens: Sequence[int]) -> bool:
         """Whether the device has passed all of these marks; a mark that can not be asked counts as passed."""
-        events = [event for event in map(self._live.get, tokens) if event is not None]
+        events = [event for event in map(self._event, tokens) if event is not None]
         if not events:
             return True
         with self._driver.relaxed():
@@ -271,148 +259,58 @@ class CudaTimeline:
         try:
             return event.is_done
         except Exception as error:
-            self._failed(error)
+            self._remember(error)
             return True
 
     def wait(self, tokens: Sequence[int]) -> bool:
         """Wait without the interpreter lock until the device has passed these marks."""
-        events = [event for event in map(self._live.get, tokens) if event is not None]
+        events = [event for event in map(self._event, tokens) if event is not None]
         waited = True
         with self._driver.relaxed():
             for event in events:
                 try:
                     event.sync()
                 except Exception as error:
-                    self._failed(error)
+                    self._remember(error)
                     waited = False
         return waited
 
     def place(self, tokens: NDArray[np.int64], host_ns: NDArray[np.int64]) -> DeviceTimes:
         """Where marks lie on the host's axis; see `DeviceTimeline`."""
-        ns = np.zeros(len(tokens), np.int64)
-        known = np.zeros(len(tokens), np.bool_)
+        ns = np.full(len(tokens), np.nan)
         error_ns = 0.0
         order = np.lexsort((tokens, host_ns))
         marked = order[tokens[order] >= 0]
-        ordinals = tokens[marked] & (MAX_STREAMS - 1)
-        device_of = np.array([stream.device.index for stream in self._streams], np.int64)
-        with self._driver.relaxed():
-            for device in list(self._devices.values()):
-                own = marked[device_of[ordinals] == device.index] if len(device_of) else marked[:0]
-                if len(own):
-                    error_ns = max(error_ns, self._place(device, tokens, own, ns, known))
-        return DeviceTimes(ns, known, error_ns)
-
-    def _place(
-        self,
-        device: _Device,
-        tokens: NDArray[np.int64],
-        own: NDArray[np.int64],
-        ns: NDArray[np.int64],
-        known: NDArray[np.bool_],
-    ) -> float:
-        """Place the marks of one device, given in order of time; each difference is one call to the driver."""
-        if not self._anchor(device):
-            self._losses.add("device_error", len(own))
-            return 0.0
-        anchor = device.axis.last
-        assert anchor is not None
-        chain = np.full(len(own), np.nan)
-        before, position = None, 0.0
-        for number, token in enumerate(tokens[own].tolist()):
-            event = self._live.get(token)
-            if event is None:
-                continue
-            try:
-                if before is not None and before is not event:
-                    position += (event - before) * 1e6
-                elif before is None:
-                    _ = event - event  # raises where the event has not been passed
-            except Exception as error:
-                self._failed(error)
-                continue
-            before, chain[number] = event, position
-        if before is None:
-            return 0.0
-        try:
-            gap = (anchor.event - before) * 1e6
-        except Exception as error:
-            self._failed(error)
-            return 0.0
-        good = ~np.isnan(chain)
-        at = anchor.device_ns - gap + (chain[good] - position)
-        ns[own[good]] = np.rint(device.axis.host(at)).astype(np.int64)
-        known[own[good]] = True
-        rounding = float(np.spacing(np.float32(abs(gap) / 1e6))) * 1e6
-        return device.axis.error_ns(float(at.min()), float(at.max())) + rounding
+        if len(marked):
+            device_of = np.array([stream.device.index for stream in self._streams], np.int64)
+            device_of = device_of[tokens[marked] & (MAX_STREAMS - 1)]
+            with self._driver.relaxed():
+                for device in list(self._devices.values()):
+                    own = marked[device_of == device.index]
+                    if len(own):
+                        ns[own], error = device.place([self._event(token) for token in tokens[own].tolist()])
+                        error_ns = max(error_ns, error)
+        known = ~np.isnan(ns)
+        if not known[marked].all():
+            self._losses.add("device_error", int(np.count_nonzero(~known[marked])))
+        return DeviceTimes(np.rint(np.where(known, ns, 0)).astype(np.int64), known, error_ns)
 
     def anchor(self) -> None:
         """Tie the device's clock to the host's, if that was long ago; the worker calls it while work goes on."""
         if self._live:
             with self._driver.relaxed():
                 for device in list(self._devices.values()):
-                    self._anchor(device)
-
-    def _anchor(self, device: _Device) -> bool:
-        """Make an anchor if the last one is old; False where there is none at all."""
-        last, now = device.axis.last, self._now()
-        if last is not None and 0 <= now - last.host_ns < ANCHOR_NS:
-            return True
-        with self._lock:
-            best: tuple[int, float, Any] | None = None
-            for _ in range(ANCHOR_TRIES):
-                best = self._better_anchor(device, best)
-            if best is None:
-                return last is not None
-            width, middle, event = best
-            try:
-                elapsed = 0.0 if last is None else (event - last.event) * 1e6
-                # The first anchor proves that the event can be read at all.
-                _ = event - event
-            except Exception as error:
-                self._failed(error)
-                return last is not None
-            forgotten = device.axis.add(event, elapsed, middle, width / 2)
-            if forgotten is not None:
-                device.anchor_events.append(forgotten)
-        return True
-
-    def _better_anchor(self, device: _Device, best: tuple[int, float, Any] | None) -> tuple[int, float, Any] | None:
-        try:
-            if device.anchor_stream is None:
-                return best
-            event = device.anchor_events.pop() if device.anchor_events else None
-            before = self._now()
-            if event is None:
-                with self._driver.within(device.context):
-                    event = device.anchor_stream.record(None, self._driver.timed)
-            else:
-                device.anchor_stream.record(event)
-            while not event.is_done:
-                if self._now() - before > ANCHOR_PATIENCE_NS:
-                    self._overdue.append((device, event))
-                    return best
-            after = self._now()
-        except Exception as error:
-            self._failed(error)
-            return best
-        if best is None or after - before < best[0]:
-            if best is not None:
-                device.anchor_events.append(best[2])
-            return after - before, (before + after) / 2, event
-        device.anchor_events.append(event)
-        return best
+                    device.anchor()
 
     def release(self, tokens: Sequence[int], *, passed: bool) -> None:
         """Use the events of these marks again; those the device may not have passed are set aside until it has."""
         for token in tokens:
             event = self._live.pop(token, None) if token >= 0 else None
             if event is not None:
-                device = self._streams[token & MAX_STREAMS - 1].device
                 if passed:
-                    device.free.append(event)
+                    self._device_of(token).free.append(event)
                 else:
-                    self._overdue.append((device, event))
+                    self._overdue[token] = event
 
     def attributes(self) -> dict[str, str | int]:
         """The device of the default stream: its ordinal and, as DCGM labels it, its UUID."""
@@ -437,9 +335,4 @@ class CudaTimeline:
         self._live.clear()
         self._overdue.clear()
         for device in self._devices.values():
-            device.free.clear()
-            device.anchor_events.clear()
-            device.axis = Axis()
-
-
-__all__ = ["RESOLUTION_NS", "CudaTimeline"]
+            device.close()

@@ -132,7 +132,7 @@ def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
         rows.flags |= CUT
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
     step_of_block = np.array(blocks.steps, np.int32)
-    _move(tags, rows, code, steps, step_of_block, levels, ended=isinstance(items[0], Ended))
+    _move(tags, rows, code, steps, step_of_block, levels, losses, ended=isinstance(items[0], Ended))
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     if blocks.partial:
         blocks.lanes[0].carry = _carry(rows, np.flatnonzero(rows.flags & OPEN))
@@ -316,6 +316,7 @@ def _move(
     steps: list[StepRecord],
     step_of_block: NDArray[np.int32],
     levels: NDArray[np.int64],
+    losses: Losses,
     *,
     ended: bool,
 ) -> None:
@@ -331,6 +332,10 @@ def _move(
         rows_of_step, number = steps[int(step[row])].deferred, int(tags.value[at])
         known, rows_of_step[number] = rows_of_step[number], None
         assert known is not None
+        if not known.settled:
+            rows.flags[row] |= LEFT_OPEN
+            losses.add("left_open")
+            continue
         rows.start[row], rows.end[row], rows.source[row] = known.start_ns, known.end_ns, known.source
         if known.spacing:
             rows.flags[row] |= LAUNCH_SPACING

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -13,6 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..version import __version__
 from .decoder import PRESETS, encode
+
+if TYPE_CHECKING:
+    from .sending import Destination
 
 DEFAULT_PROMPT = (
     "A forward pass is a sequence of bricks: norms, projections, attention and a gated network in each layer,"
@@ -63,12 +67,42 @@ def commands() -> None:
     show_default=True,
     help="Whether steps have spans for their layers and bricks; statistics are complete either way.",
 )
-def demo(*, preset: str, prompt: str, tokens: int, seed: int, output: Path, detail: str) -> None:
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="OTLP endpoint that also gets spans and metrics, such as http://localhost:4318 of a collector on this"
+    " machine, or with --protocol grpc http://localhost:4317.",
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(["http/protobuf", "grpc"]),
+    default="http/protobuf",
+    show_default=True,
+    help="How to speak to --endpoint.",
+)
+@click.option(
+    "--metrics-endpoint",
+    metavar="URL",
+    help="Complete HTTP URL of an OTLP endpoint that gets the metrics instead, such as Prometheus'"
+    " http://localhost:9090/api/v1/otlp/v1/metrics.",
+)
+def demo(
+    *,
+    preset: str,
+    prompt: str,
+    tokens: int,
+    seed: int,
+    output: Path,
+    detail: str,
+    endpoint: str | None,
+    protocol: str,
+    metrics_endpoint: str | None,
+) -> None:
     """Profile a transformer decoder that generates text, in numpy on this machine.
 
     The model is real, its weights are random (nothing is downloaded), so the text is gibberish and the
     times are not. It runs on one core, so that they are steady. Files of an earlier run in the same directory are
-    replaced.
+    replaced. Where something was to be sent and did not arrive, the exit status is 1.
     """
     from .demo import DemoOptions, run_demo
     from .report import print_report
@@ -83,6 +117,7 @@ def demo(*, preset: str, prompt: str, tokens: int, seed: int, output: Path, deta
             f" {config.context:,}; shorten one of them.",
             param_hint="'--tokens' / '--prompt'",
         )
+    destination = _destination(endpoint, protocol, metrics_endpoint)
     _prepare_directory(output)
     console = _console()
     console.print(
@@ -94,11 +129,28 @@ def demo(*, preset: str, prompt: str, tokens: int, seed: int, output: Path, deta
     )
     try:
         with _progress(console, tokens) as on_token:
-            result = run_demo(DemoOptions(preset, prompt, tokens, seed, output, detail), on_token)
+            result = run_demo(DemoOptions(preset, prompt, tokens, seed, output, detail, destination), on_token)
     except OSError as error:
         reason = error.strerror or error
         raise click.ClickException(f"cannot write the results to {str(output)!r}: {reason}.") from error
     print_report(console, result)
+    if result.sent is not None and not result.sent.complete:
+        raise SystemExit(1)
+
+
+def _destination(endpoint: str | None, protocol: str, metrics_endpoint: str | None) -> Destination | None:
+    """What the options name, checked; None where nothing is to be sent."""
+    from .sending import HTTP, Destination, check_endpoint
+
+    if endpoint is None and metrics_endpoint is None:
+        return None
+    for option, url, spoken in (("--endpoint", endpoint, protocol), ("--metrics-endpoint", metrics_endpoint, HTTP)):
+        try:
+            if url is not None:
+                check_endpoint(url, spoken)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", param_hint=f"'{option}'") from error
+    return Destination(endpoint, protocol, metrics_endpoint)
 
 
 def _console() -> Console:

@@ -1,4 +1,4 @@
-"""The run behind `otel-brick demo`: a decoder generates text under the profiler and leaves two files.
+"""The run behind `otel-brick demo`: a decoder generates text under the profiler, leaves two files and sends the same.
 
 Options come in, a `DemoResult` with everything that the report shows goes out. Nothing here prints.
 """
@@ -16,12 +16,14 @@ from threadpoolctl import threadpool_limits  # pyright: ignore[reportMissingType
 
 from .. import BrickProfiler
 from .decoder import PRESETS, Decoder, KvCache, Sampler, TokenArray, encode
+from .sending import Sent
 from .traces import TraceRecorder
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from .. import BrickStats
+    from .sending import Destination
 
 SERVICE_NAME = "otel-brick-demo"
 PROFILE_NAME = "brick_profile.json"
@@ -39,6 +41,8 @@ class DemoOptions:
     seed: int
     output: Path
     detail: str
+    destination: Destination | None = None
+    """Where spans and metrics are sent besides the files."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class DemoResult:
     profile_path: Path
     trace_path: Path | None
     """None where OpenTelemetry's file exporter is not installed."""
+    sent: Sent | None
+    """None where nothing was to be sent."""
 
 
 def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
@@ -82,14 +88,19 @@ def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
     Raises:
         OSError: a file cannot be written.
     """
+    destination = options.destination
+    span_exporter = None if destination is None else destination.span_exporter()
+    metric_exporter = None if destination is None else destination.metric_exporter()
     config = PRESETS[options.preset]
     prompt = encode(options.prompt)
     # BLAS threads that wait for each other on a busy machine would make short operations a hundred times slower.
     with (
         threadpool_limits(limits=1),
-        TraceRecorder(options.output / TRACE_NAME, service_name=SERVICE_NAME) as traces,
+        TraceRecorder(options.output / TRACE_NAME, service_name=SERVICE_NAME, send_to=span_exporter) as traces,
     ):
-        profiler = BrickProfiler.enabled(tracer_provider=traces.provider, detail=options.detail)
+        profiler = BrickProfiler.enabled(
+            tracer_provider=traces.provider, metric_exporter=metric_exporter, detail=options.detail
+        )
         try:
             decoder = Decoder(config, seed=options.seed, profiler=profiler)
             sampler = Sampler(config, seed=options.seed, profiler=profiler)
@@ -106,6 +117,11 @@ def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
         finally:
             profiler.shutdown()
         trace_path = traces.commit()
+        sent = None
+        if destination is not None and metric_exporter is not None:
+            spans = None if span_exporter is None else span_exporter.written
+            lost = 0 if spans is None else len(traces.spans()) - spans
+            sent = Sent(destination, spans, lost, metric_exporter.delivered)
         return DemoResult(
             text=bytes(generated).decode("ascii"),
             prefill=prefill,
@@ -117,6 +133,7 @@ def run_demo(options: DemoOptions, on_token: Callable[[], None]) -> DemoResult:
             spans=traces.spans(),
             profile_path=profile_path,
             trace_path=trace_path,
+            sent=sent,
         )
 
 

@@ -133,6 +133,9 @@ def _print_files(console: Console, result: DemoResult) -> None:
         trace_line = f"{result.trace_path} ({size}, OTLP JSON lines)"
     for name, line in (("Profile", str(result.profile_path)), ("Traces", trace_line)):
         console.print(f"{name:<10}{line}", markup=False, soft_wrap=True)
+    if result.sent is not None:
+        style = None if result.sent.complete else "yellow"
+        console.print(f"{'Sent':<10}{result.sent}", markup=False, soft_wrap=True, style=style)
 
 
 def _duration(duration_ns: int, micro: str) -> str:

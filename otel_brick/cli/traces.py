@@ -1,4 +1,4 @@
-"""The demo's own tracing: a TracerProvider whose spans go to an OTLP JSON lines file and to memory.
+"""The demo's own tracing: a TracerProvider whose spans go to an OTLP JSON lines file, to memory, and out if wanted.
 
 The file is written beside its final place and moved there by `commit`, so that an earlier run's file is
 neither appended to nor lost when this run fails. It needs OpenTelemetry's file exporter; without it spans
@@ -15,16 +15,12 @@ from typing import Protocol
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    SimpleSpanProcessor,
-    SpanExporter,
-    SpanExportResult,
-)
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from ..export.ids import PrivateIdGenerator
+from .sending import CountingExporter
 
 EXPORTER_PACKAGE = "opentelemetry-exporter-otlp-json-file"
 
@@ -39,21 +35,22 @@ class TraceRecorder:
     Args:
         path: where the OTLP JSON lines file goes; its directory exists.
         service_name: of the spans' resource.
+        send_to: an exporter that gets the spans too; shut down with the file.
 
     Raises:
         OSError: the file cannot be written there.
     """
 
-    def __init__(self, path: Path, *, service_name: str) -> None:
+    def __init__(self, path: Path, *, service_name: str, send_to: SpanExporter | None = None) -> None:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._memory = InMemorySpanExporter()
-        self._file: _CountingExporter | None = None
+        self._file: CountingExporter | None = None
         self._is_shut_down = False
         exporter_class = _file_exporter_class()
         if exporter_class is not None:
             self._temporary.unlink(missing_ok=True)
-            self._file = _CountingExporter(exporter_class(self._temporary))
+            self._file = CountingExporter(exporter_class(self._temporary))
         # The environment's sampler and ids are the user's service's business, not the demo's.
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
@@ -64,6 +61,8 @@ class TraceRecorder:
         if self._file is not None:
             self.provider.add_span_processor(BatchSpanProcessor(self._file))
         self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
+        if send_to is not None:
+            self.provider.add_span_processor(BatchSpanProcessor(send_to))
 
     def spans(self) -> Sequence[ReadableSpan]:
         """Every span that has been exported so far."""
@@ -101,26 +100,6 @@ class TraceRecorder:
         if not self._is_shut_down:
             self._is_shut_down = True
             self.provider.shutdown()
-
-
-class _CountingExporter(SpanExporter):
-    """Passes everything through and counts what arrived, as the file exporter only logs its failures."""
-
-    def __init__(self, exporter: SpanExporter) -> None:
-        self._exporter = exporter
-        self.written = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._exporter.export(spans)
-        if result is SpanExportResult.SUCCESS:
-            self.written += len(spans)
-        return result
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
 
 
 def _file_exporter_class() -> _SpanExporterClass | None:

@@ -11,14 +11,15 @@ TEST_READY := $(VENV)/.stamp-test
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo test stack lint format docs bench clean
 
 help:
 	@echo "make demo    run the demonstration"
 	@echo "make test    run the tests"
+	@echo "make stack   build real servers (minutes, the first time) and run the tests against them"
 	@echo "make lint    check style, formatting and types"
 	@echo "make format  put the code into the project's format"
-	@echo "make docs    write the generated pages under docs/ anew"
+	@echo "make docs    write what is generated under docs/ and collector-config/ anew"
 	@echo "make bench   run the benchmarks"
 	@echo "make clean   remove the environment and all caches"
 
@@ -27,6 +28,10 @@ demo: $(DEMO_READY)
 
 test: $(TEST_READY)
 	$(BIN)/python -m pytest
+
+stack: $(TEST_READY)
+	tests/stack/servers/build.sh
+	$(BIN)/python -m pytest tests/stack
 
 lint: $(TEST_READY)
 	$(BIN)/ruff check .
@@ -39,6 +44,7 @@ format: $(TEST_READY)
 
 docs: $(TEST_READY)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python collector-config/generate.py
 
 bench: $(TEST_READY)
 	for script in tests/benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import setup as _setup
 from .config import Config
+from .gpu.ptx import PtxRegistry
 from .profiler import BrickProfiler
 from .record.clock import Clock
 from .stats.reader import LayerMatrix, Statistics
@@ -41,6 +42,7 @@ def configure(
     headers: Mapping[str, str] | None = None,
     resource_attributes: Mapping[str, Any] | None = None,
     metrics: bool = True,
+    stream: object = None,
     **settings: Any,
 ) -> BrickProfiler:
     """Set everything up in one call: the default profiler, enabled, sends traces and metrics to an OTLP endpoint.
@@ -57,8 +59,9 @@ def configure(
         headers: sent with every request.
         resource_attributes: further attributes of the resource.
         metrics: whether metrics are sent too.
+        stream: the CUDA stream of scopes without one of their own, as for `BrickProfiler`.
         settings: `detail`, `detail_interval`, `max_rows_per_step`, `max_rows_per_trace`, `attach_context`,
-            `histograms`, as for `BrickProfiler`.
+            `histograms`, `sync_mode`, `kernel_events`, as for `BrickProfiler`.
 
     Returns:
         The default profiler, the one behind the verbs of this module.
@@ -74,6 +77,7 @@ def configure(
         headers=headers,
         resource_attributes=resource_attributes,
         metrics=metrics,
+        stream=stream,
         **settings,
     )
 
@@ -89,6 +93,7 @@ __all__ = [
     "Config",
     "LayerMatrix",
     "Phase",
+    "PtxRegistry",
     "SpanLevel",
     "Statistics",
     "SyncMode",

@@ -113,7 +113,7 @@ class BrickProfiler(DeviceVerbs, StatsReader):
         losses = Losses()
         tracing = _tracing(tracer_provider, exporter, losses)
         super().__init__(Recorder(self.config, clock or Clock(), tracing, losses))
-        self._recorder.device.find = finder(self._recorder, stream)
+        self._use_stream(stream)
         self._pipeline = Pipeline(
             self._recorder, DetailPolicy(self.config, self._recorder.losses), self._sink(exporter)
         )
@@ -122,8 +122,6 @@ class BrickProfiler(DeviceVerbs, StatsReader):
         self._l2_cache_hit_rate: float | None = None
         self._zero_copy = False
         self._recorder.on_fork = _restart_in_child
-        if stream is not None:
-            self._recorder.device.look(stream)
         _profilers.add(self)
 
     @classmethod
@@ -140,6 +138,12 @@ class BrickProfiler(DeviceVerbs, StatsReader):
             pipeline.collect()  # without waiting for a device, which nobody expects of a repr
             known = Statistics(Tables(pipeline.table, pipeline.steps))
             return f"<BrickProfiler {state}, {known.step_count()} steps, {len(known.brick_names())} bricks>"
+
+    def _use_stream(self, stream: object) -> None:
+        """Take device time from this stream where a scope names no other; None for whatever the program uses."""
+        self._recorder.device.find = finder(self._recorder, stream)
+        if stream is not None:
+            self._recorder.device.look(stream)
 
     @contextmanager
     def _tables(self) -> Generator[Tables]:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from .config import Config
+from .gpu.driver import stream_handle
 from .profiler import BrickProfiler
 from .record.tracing import Tracing
+from .taxonomy import SyncMode
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
@@ -39,6 +41,7 @@ def configure(
     headers: Mapping[str, str] | None = None,
     resource_attributes: Mapping[str, Any] | None = None,
     metrics: bool = True,
+    stream: object = None,
     **settings: Any,
 ) -> BrickProfiler:
     """Enable a profiler and send its traces and metrics to an OTLP endpoint; `otel_brick.configure` documents it."""
@@ -50,7 +53,12 @@ def configure(
     unknown = set(settings) - set(Config.__annotations__)
     if unknown:
         raise TypeError(f"configure() got unexpected arguments: {', '.join(sorted(unknown))}")
+    mode = settings.get("sync_mode")
+    if isinstance(mode, SyncMode):
+        settings["sync_mode"] = mode.value
     config = Config.build(settings)
+    if stream is not None:
+        stream_handle(stream)  # raises here, before anything is changed
     with _lock:
         if _configured:
             profiler.enable()
@@ -59,6 +67,8 @@ def configure(
             else:
                 logger.warning("already configured: the profiler is enabled and everything else stays as it is")
             return profiler
+        if stream is not None:
+            profiler._use_stream(stream)  # pyright: ignore[reportPrivateUsage]
         exporter = _span_exporter(endpoint, protocol, headers)
         provider, ours = _tracer_provider(profiler, exporter, service_name, resource_attributes)
         profiler._connect(  # pyright: ignore[reportPrivateUsage]

@@ -50,15 +50,24 @@ TAG_DEFERRED: Final = TAG_LIMIT - 13
 innermost: ContextVar[Lane | None] = ContextVar("otel_brick.innermost", default=None)
 """The current lane of the calling context, whichever profiler opened it; for instrumentors, which have no profiler."""
 
+KnownLaunches = dict[int, tuple[Any, ...]]
+"""What the capture of kernel launches knows how to write at once, by the id of the kernel."""
+NO_LAUNCHES: Final[KnownLaunches] = {}
+"""Stays empty: a launch takes the longer way."""
+
 SPILL_LENGTH: Final = 4 * 4_096
 """Integers after which a lane's list becomes an array: 4,096 rows without tags."""
 
 
 class Lane(list[int]):
-    """The open log of one flow of one step."""
+    """The open log of one flow of one step.
+
+    Attributes:
+        launches: the launches that may be written to it at once.
+    """
 
     # All lanes have one layout, because closing a lane changes its class.
-    __slots__ = ("__weakref__", "carry", "chunks", "depth", "number", "record", "recorder", "token")
+    __slots__ = ("__weakref__", "carry", "chunks", "depth", "launches", "number", "record", "recorder", "token")
 
     record: StepRecord
     recorder: Recorder
@@ -68,6 +77,7 @@ class Lane(list[int]):
         self.recorder = recorder
         self.record = record
         self.number = number
+        self.launches = record.launches
         self.depth = 0
         self.chunks: list[NDArray[np.int64]] = []
         self.carry: NDArray[np.int64] | None = None
@@ -121,8 +131,13 @@ class Lane(list[int]):
             gone = set(map(id, lanes))
             record.lanes = [lane for lane in record.lanes if id(lane) not in gone]
             for lane in lanes:
-                lane.__class__ = IdleLane
+                lane.close()
         self.recorder.submit_lanes(record, lanes, rows)
+
+    def close(self) -> None:
+        """Take no more rows; what still comes goes elsewhere."""
+        self.launches = NO_LAUNCHES
+        self.__class__ = IdleLane  # pyright: ignore[reportAttributeAccessIssue]
 
     def _beyond_limit(self) -> list[NDArray[np.int64]]:
         """Take the arrays out if the step has reached its limit."""

@@ -20,7 +20,7 @@ from .deferred import PendingRows
 from .descriptors import Registry
 from .device import DeviceSide
 from .ids import IdSource
-from .lane import TAG_MARK, IdleLane, Lane, LooseLane, ShutLane, innermost
+from .lane import TAG_MARK, IdleLane, KnownLaunches, Lane, LooseLane, ShutLane, innermost
 from .losses import Losses
 from .step import StepRecord
 from .tracing import Attachments, Tracing, is_exported, reset
@@ -96,7 +96,8 @@ class Recorder:
         notify: called with the number of rows now waiting, whenever a step has ended.
         collect: resolves what has ended.
         describe: completes descriptors of which more is known by now; called before rows are resolved.
-        launches: what the capture of kernel launches remembers for this recorder.
+        launches: the kernel launches that may be written at once; emptied when the profiler is switched off.
+        captured: what else the capture of kernel launches remembers for this recorder.
     """
 
     def __init__(self, config: Config, clock: Clock, tracing: Tracing, losses: Losses) -> None:
@@ -114,7 +115,8 @@ class Recorder:
         self.notify: Callable[[int], None] = lambda rows: None
         self.collect: Callable[[], None] = lambda: None
         self.describe: Callable[[], None] = lambda: None
-        self.launches: Any = None
+        self.launches: KnownLaunches = {}
+        self.captured: Any = None
         self._idle = IdleLane(self, StepRecord(Phase.Other), 0)
         self.current: ContextVar[Lane] = ContextVar("otel_brick.lane", default=self._idle)
         self.on_fork: Callable[[], None] = lambda: None
@@ -142,9 +144,11 @@ class Recorder:
         """A new record with its times anchored to the calendar and one lane, not yet current."""
         self.check_process()
         record = StepRecord(phase, index=next(self._indexes), tokens=tokens)
-        record.lanes.append(Lane(self, record, 0))
         record.timeline = self.device.look()
         record.kernel_marks = self.device.marks_kernels(record.index)
+        if not record.kernel_marks:
+            record.launches = self.launches
+        record.lanes.append(Lane(self, record, 0))
         record.start_ns = self.clock.now()
         record.offset_ns = self.clock.unix() - record.start_ns
         if record.timeline is not None:
@@ -160,7 +164,7 @@ class Recorder:
             record.end_mark = record.timeline.default()
         with record.lock:
             for lane in record.lanes:
-                lane.__class__ = IdleLane
+                lane.close()
         if self.is_shut:
             self._discard(record)
         else:
@@ -352,7 +356,7 @@ class Recorder:
             record.span = None
             lost += record.rows
             for lane in record.lanes:
-                lane.__class__ = IdleLane
+                lane.close()
                 lost += len(lane) // 4
                 lane.clear()
                 lane.chunks = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..taxonomy import Phase, TimingSource
 from .descriptors import MAX_ERROR_TEXT, printable
-from .lane import TAG_ERROR
+from .lane import NO_LAUNCHES, TAG_ERROR, KnownLaunches
 from .marks import NO_MARK
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class StepRecord:
         timeline: gives the device times of the rows; None where they have host times only.
         start_mark, end_mark: the marks at the step's start and end.
         kernel_marks: whether kernels have marks of their own.
+        launches: the kernel launches that may be written to its lanes at once.
         deferred: the rows of `record_deferred`, to index, None once resolved; the first `settled` have their times.
         overdue: whether the device did not get past the step within the time that it may wait.
         sync_ns: host time that the step has spent waiting for the device because of its sync mode.
@@ -65,6 +66,7 @@ class StepRecord:
         "kernel_marks",
         "lane_count",
         "lanes",
+        "launches",
         "lock",
         "loose",
         "offset_ns",
@@ -115,6 +117,7 @@ class StepRecord:
         self.timeline: DeviceTimeline | None = None
         self.start_mark = self.end_mark = NO_MARK
         self.kernel_marks = False
+        self.launches: KnownLaunches = NO_LAUNCHES
         self.deferred: list[Deferred | None] = []
         self.settled = 0
         self.overdue = False

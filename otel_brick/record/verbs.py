@@ -72,6 +72,7 @@ class ScopeVerbs:
             if self._shut:
                 return
             self._enabled = self._recorder.on = on
+            self._recorder.launches.clear()
             for handle in list(self._recorder.handles):
                 handle.switch(on)
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from otel_brick.instrumentation.cuda_core import CudaCoreInstrumentor
+from otel_brick.testing import InMemoryTraces
+
 from .driver.build import BuildError
 from .standin import Driver
 
@@ -88,3 +91,18 @@ def stream(device: Device) -> Iterator[Stream]:
 def kernel(real_time_driver: Driver, device: Device) -> MakeKernel:
     """Makes kernels: `kernel("rms_norm", duration_ns=1_000_000, parameters=("u64", "f32"))`."""
     return real_time_driver.kernel
+
+
+@pytest.fixture
+def traces() -> InMemoryTraces:
+    """Keeps the spans of the profilers that use its provider."""
+    return InMemoryTraces()
+
+
+@pytest.fixture
+def instrumentor() -> Iterator[CudaCoreInstrumentor]:
+    """Not at work yet; whatever a test lets it do is undone."""
+    instrumentor = CudaCoreInstrumentor()
+    yield instrumentor
+    if instrumentor.is_instrumented_by_opentelemetry:
+        instrumentor.uninstrument()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -416,3 +417,11 @@ def test_host_rows_inside_device_rows_keep_their_durations_and_lie_inside(
         assert by_hand.span.end_time - by_hand.span.start_time == 7 * US
         assert by_hand.span.attributes["brick.timing.source"] == "host"
         assert outer.span.end_time - outer.span.start_time == MS
+
+
+def test_the_code_of_the_page_on_device_time_runs_from_top_to_bottom() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    done = run(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "by CUDA events: 32" in done.stdout

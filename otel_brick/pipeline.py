@@ -83,7 +83,6 @@ class Pipeline:
         self.on_exit: Callable[[float], object] = self.stop
         self._renew()
         recorder.notify = self._notify
-        recorder.collect = self.collect
 
     def _renew(self) -> None:
         self._forget()

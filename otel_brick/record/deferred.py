@@ -7,7 +7,7 @@ its times are found when the step is resolved. The step waits until then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -18,15 +18,13 @@ from .marks import NO_MARK, no_mark
 
 if TYPE_CHECKING:
     from .losses import Losses
-    from .marks import DeviceTimeline
+    from .marks import DeviceTimeline, Mark
 
 Attribution = Literal["sequential", "common_end"]
 ATTRIBUTIONS: Final = ("sequential", "common_end")
 MAX_PENDING: Final = 1 << 16
-LAUNCHED_NS: Final = 2_000
-"""A start that lies further than this before its call was taken before the work was launched, the call made after."""
-FOREIGN_NS: Final = 1_000_000_000
-"""A start that lies further than this from its call comes from another clock, which says nothing about that."""
+MAX_BEGUN: Final = 256
+"""Marks of starts that no row has asked for yet; beyond it, the oldest are given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,19 +33,17 @@ class Deferred:
 
     Attributes:
         start_ns, end_ns: monotonic nanoseconds; the end means nothing before the row is `settled`.
-        called_ns: when it was recorded.
+        order_ns: about when its mark was made.
         stream: tells rows of one stream from those of others.
-        token: the mark made when it was recorded; `mark` makes another one on the same stream.
-        before: a mark on the stream that the work of an earlier row, or the step before it, ended at.
+        token: the mark at its beginning; `mark` makes another one on the same stream.
         spacing: its end is the launch of what came next, so that its time is launch spacing.
     """
 
     start_ns: int
-    called_ns: int
+    order_ns: int
     stream: object = None
     token: int = NO_MARK
-    mark: Callable[[], int] = no_mark
-    before: int = NO_MARK
+    mark: Mark = no_mark
     end_ns: int = 0
     source: TimingSource = TimingSource.Host
     spacing: bool = False
@@ -70,7 +66,7 @@ class PendingRows:
         self._losses = losses
         self._rows: list[Deferred] = []
         self._windows: list[Window] = []
-        self._boundary: dict[object, int] = {}
+        self._begun: OrderedDict[tuple[object, int], int] = OrderedDict()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -112,9 +108,19 @@ class PendingRows:
                 self._windows.append(window)
         return window
 
-    def boundary(self, stream: object, start_mark: int) -> int:
-        """The last mark on a stream that was made before the rows that follow: a step's start or an earlier end."""
-        return max(self._boundary.get(stream, NO_MARK), start_mark)
+    def begin(self, stream: object, start_ns: int, token: int, timeline: DeviceTimeline) -> None:
+        """Remember the mark that was made together with a start, for the row that will name that start."""
+        with self._lock:
+            outdated = [self._begun.pop((stream, start_ns), NO_MARK)]
+            self._begun[stream, start_ns] = token
+            if len(self._begun) > MAX_BEGUN:
+                outdated.append(self._begun.popitem(last=False)[1])
+        timeline.release(outdated, passed=False)
+
+    def begun(self, stream: object, start_ns: int) -> int:
+        """The mark that was made together with a start, once; `NO_MARK` where there was none."""
+        with self._lock:
+            return self._begun.pop((stream, start_ns), NO_MARK)
 
     def settle(self, timeline: DeviceTimeline) -> None:
         """Give the rows of those windows their times whose ends the device has passed."""
@@ -124,21 +130,18 @@ class PendingRows:
                     self._windows.remove(window)
                     for stream, group in _by_stream(window.rows).items():
                         self._settle(group, window.ends[stream], window.end_ns, timeline)
-                        outdated = [self._boundary.pop(stream, NO_MARK), *(row.token for row in group)]
-                        self._boundary[stream] = window.ends[stream]
-                        timeline.release(outdated, passed=True)
+                        timeline.release([window.ends[stream], *(row.token for row in group)], passed=True)
 
     def _settle(self, group: list[Deferred], end_token: int, end_ns: int, timeline: DeviceTimeline) -> None:
         self._count_anomalies(group, end_ns)
-        tokens = [group[0].before, *(row.token for row in group), end_token]
-        host = [0, *(row.called_ns for row in group), end_ns]
+        # Tokens grow with time: each row ends where the next one of its stream begins.
+        group.sort(key=lambda row: row.token)
+        tokens = [*(row.token for row in group), end_token]
+        host = [*(row.order_ns for row in group), end_ns]
         places = timeline.place(np.array(tokens, np.int64), np.array(host, np.int64))
-        gap = float(np.median([row.called_ns - row.start_ns for row in group]))
-        launched = LAUNCHED_NS < gap < FOREIGN_NS
         for number, row in enumerate(group):
-            begin, end = (number, number + 1) if launched else (number + 1, number + 2)
-            if places.known[begin] and places.known[end]:
-                row.start_ns, row.end_ns = int(places.ns[begin]), int(places.ns[end])
+            if places.known[number] and places.known[number + 1]:
+                row.start_ns, row.end_ns = int(places.ns[number]), int(places.ns[number + 1])
                 row.source = TimingSource.CudaEvent
             else:
                 following = group[number + 1].start_ns if number + 1 < len(group) else end_ns
@@ -150,7 +153,7 @@ class PendingRows:
         with self._lock:
             rows, self._rows = self._rows, []
             windows, self._windows = self._windows, []
-            self._boundary.clear()
+            self._begun.clear()
         for row in [*rows, *(row for window in windows for row in window.rows)]:
             row.end_ns, row.settled = row.start_ns, True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..taxonomy import BrickId, SyncMode
 from .deferred import ATTRIBUTIONS, Attribution, Deferred
 from .descriptors import count_argument
@@ -10,6 +12,9 @@ from .marks import NO_MARK, no_mark
 from .measured import Verbs
 from .recorder import Recorder
 from .verbs import OMITTED, count_arguments, count_tags
+
+if TYPE_CHECKING:
+    from .marks import DeviceTimeline, Mark
 
 
 class DeviceVerbs(Verbs):
@@ -35,15 +40,38 @@ class DeviceVerbs(Verbs):
         """Let `elapsed_ns` count from now; rows that are pending keep the epoch that they were recorded in."""
         self._epoch_ns = self._recorder.clock.now()
 
-    def elapsed_ns(self) -> int:
-        """Nanoseconds since the profiler was made or `reset_epoch` was called: the clock of `record_deferred`."""
-        return self._recorder.clock.now() - self._epoch_ns
+    def elapsed_ns(self, *, stream: object = None) -> int:
+        """Nanoseconds since the profiler was made or `reset_epoch` was called: the clock of `record_deferred`.
+
+        Where device time is taken, a call also marks the stream, so that a deferred brick that starts at the time
+        returned starts at that mark.
+
+        Args:
+            stream: the CUDA stream that the work will be queued on; default the profiler's.
+
+        Raises:
+            TypeError: `stream` is no stream.
+        """
+        recorder = self._recorder
+        now = recorder.clock.now()
+        if self._enabled:
+            timeline, mark = self._mark_of(stream)
+            if timeline is not None:
+                recorder.deferred.begin(mark, now, mark(), timeline)
+        return now - self._epoch_ns
+
+    def _mark_of(self, stream: object) -> tuple[DeviceTimeline | None, Mark]:
+        device = self._recorder.device
+        timeline = device.active if stream is None else device.look(stream)
+        if timeline is None:
+            return None, no_mark
+        return timeline, timeline.default if stream is None else timeline.mark_of(stream)
 
     def record_deferred(self, brick: BrickId, start_ns: int, elements: int = OMITTED, *, stream: object = None) -> None:
         """Record a known brick whose end only `finalize` will tell.
 
-        Call it right before the work is launched, or right after with a start taken before: a start more than 2 us
-        before the call means after. Of one stream, all calls between two `finalize` must be of one kind.
+        On the device a brick begins where `elapsed_ns` returned its start, so call that before the launch, and this
+        before or after it. A start of another origin begins at this call, which then belongs before the launch.
 
         Args:
             start_ns: when the brick began, on the clock of `elapsed_ns`.
@@ -78,16 +106,13 @@ class DeviceVerbs(Verbs):
         start = self._epoch_ns + count_argument("start_ns", start_ns)
         tags = count_tags(*count_arguments(elements, OMITTED, OMITTED))
         site = self._bare_site(brick, argument="name")
-        timeline = recorder.device.active if stream is None else recorder.device.look(stream)
-        mark = no_mark
-        if timeline is not None:
-            mark = timeline.default if stream is None else timeline.mark_of(stream)
         called_ns = recorder.clock.now()
-        row = Deferred(start, called_ns, mark, mark(), mark)
+        timeline, mark = self._mark_of(stream)
+        token = recorder.deferred.begun(mark, start) if timeline is not None else NO_MARK
+        row = Deferred(start, called_ns if token == NO_MARK else start, mark)
+        row.token, row.mark = mark() if token == NO_MARK else token, mark
         lane = recorder.current.get().opened()
         record = lane.record
-        if row.token >= 0:
-            row.before = recorder.deferred.boundary(mark, record.start_mark if stream is None else NO_MARK)
         with record.lock:
             number = len(record.deferred)
             record.deferred.append(row)
@@ -106,10 +131,11 @@ class DeviceVerbs(Verbs):
     def finalize(
         self, end_ns: int | None = None, *, attribution: Attribution = "sequential", wait: bool = True
     ) -> None:
-        """Give deferred rows their ends, and count every step that has ended.
+        """Give deferred rows their ends, and wait until every step that has ended can be counted.
 
         Without `end_ns` the device is asked: the streams in use are waited for, without the interpreter lock, and
-        every row gets the time that the device spent on it. Where no device is in use, the end is now.
+        every row gets the time that the device spent on it. Where no device is in use, the end is now. The counting
+        itself is left to the worker, or to whoever reads first, so that a call costs no more than the waiting.
 
         Args:
             end_ns: the end of the last row of each stream, on the clock of `elapsed_ns`; every other row then ends
@@ -136,4 +162,4 @@ class DeviceVerbs(Verbs):
                 timeline.wait([token for token in window.ends.values() if token >= 0])
         if timeline is not None and wait and end_ns is None:
             timeline.wait(timeline.frontier())
-        recorder.collect()
+        recorder.notify(0)

@@ -49,7 +49,6 @@ def place_rows(
     flags[(starts == CAPTURED_MARK) | (ends == CAPTURED_MARK)] |= CAPTURED
     count = len(starts)
     overdue = np.array([record.overdue for record in steps], np.bool_)
-    first = np.array([record.start_mark for record in steps], np.int64)
     last = np.array([record.end_mark if ended else NO_MARK for record in steps], np.int64)
     asked = np.concatenate(
         (np.where(overdue[step], NO_MARK, starts), np.where(overdue[step], NO_MARK, ends), np.where(overdue, -1, last))
@@ -77,9 +76,9 @@ def place_rows(
     synced = np.array([record.sync_ns > 0 and not record.overdue for record in steps], np.bool_)
     waited = ~both & synced[step] & (flags & (CAPTURED | LAUNCH_SPACING) == 0) & (ends != NO_MARK)
     source[waited] = TimingSource.SyncedHost
-    # An open row's mark is asked for again when it has ended, and a step's first one serves its deferred rows.
-    done = np.concatenate((np.where(flags & OPEN, NO_MARK, starts), ends, first if ended else first[:0], last))
-    late = np.concatenate((overdue[step], overdue[step], overdue if ended else overdue[:0], overdue))
+    # An open row's mark is asked for again when it has ended.
+    done = np.concatenate((np.where(flags & OPEN, NO_MARK, starts), ends, last))
+    late = np.concatenate((overdue[step], overdue[step], overdue))
     for passed in (True, False):
         timeline.release(done[(done >= 0) & (late != passed)].tolist(), passed=passed)
 

@@ -94,7 +94,6 @@ class Recorder:
         row_limit: rows that one open step may hold before it hands them over without span detail.
         handles, on: the handles to switch, and whether they record.
         notify: called with the number of rows now waiting, whenever a step has ended.
-        collect: resolves what has ended.
         describe: completes descriptors of which more is known by now; called before rows are resolved.
         launches: the kernel launches that may be written at once; emptied when the profiler is switched off.
         captured: what else the capture of kernel launches remembers for this recorder.
@@ -113,7 +112,6 @@ class Recorder:
         self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self.on = False
         self.notify: Callable[[int], None] = lambda rows: None
-        self.collect: Callable[[], None] = lambda: None
         self.describe: Callable[[], None] = lambda: None
         self.launches: KnownLaunches = {}
         self.captured: Any = None
@@ -151,8 +149,6 @@ class Recorder:
         record.lanes.append(Lane(self, record, 0))
         record.start_ns = self.clock.now()
         record.offset_ns = self.clock.unix() - record.start_ns
-        if record.timeline is not None:
-            record.start_mark = record.timeline.default()
         with self._lock:
             self._open.add(record)
         return record

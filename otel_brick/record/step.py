@@ -41,7 +41,7 @@ class StepRecord:
         spilling: whether a lane is becoming an array, which a finalizer must not begin again.
         dropped: rows whose span detail was dropped before the step ended.
         timeline: gives the device times of the rows; None where they have host times only.
-        start_mark, end_mark: the marks at the step's start and end.
+        end_mark: the mark at the step's end.
         kernel_marks: whether kernels have marks of their own.
         launches: the kernel launches that may be written to its lanes at once.
         deferred: the rows of `record_deferred`, to index, None once resolved; the first `settled` have their times.
@@ -81,7 +81,6 @@ class StepRecord:
         "source",
         "span",
         "spilling",
-        "start_mark",
         "start_ns",
         "sync_ns",
         "timeline",
@@ -115,7 +114,7 @@ class StepRecord:
         self.interval = 0
         self.root = False
         self.timeline: DeviceTimeline | None = None
-        self.start_mark = self.end_mark = NO_MARK
+        self.end_mark = NO_MARK
         self.kernel_marks = False
         self.launches: KnownLaunches = NO_LAUNCHES
         self.deferred: list[Deferred | None] = []

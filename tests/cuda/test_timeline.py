@@ -218,3 +218,49 @@ def test_with_a_common_end_deferred_bricks_overlap_as_in_the_reference(
         profiled.record_deferred(BrickId.QkvProjection, number * MS, 1)
     profiled.finalize(10 * MS, attribution="common_end")
     assert profiled.brick_stats(BrickId.QkvProjection).total_ns == 55 * MS
+
+
+def test_deferred_bricks_are_right_on_the_real_clock_whether_recorded_before_or_after_their_launch(
+    real_time_driver: Driver, stream: Stream, kernel: Any
+) -> None:
+    profiler = BrickProfiler.enabled(stream=stream)
+    durations = {"A": 3 * MS, "B": MS, "C": 2 * MS}
+    kernels = {name: kernel(name, duration_ns=duration) for name, duration in durations.items()}
+    for name, launched in kernels.items():
+        start = profiler.elapsed_ns()
+        launch(stream, ONE, launched)
+        profiler.record_deferred_dynamic(f"{name} after", start)
+    for name, launched in kernels.items():
+        profiler.record_deferred_dynamic(f"{name} before", profiler.elapsed_ns())
+        launch(stream, ONE, launched)
+    profiler.finalize()
+    for brick in profiler.all_brick_stats():
+        # The stream has work all the time, so only the clocks' steps are between what was launched and what is read.
+        assert brick.total_ns == pytest.approx(durations[brick.name[0]], abs=100 * US), brick.name
+    profiler.shutdown(1.0)
+
+
+def test_a_deferred_brick_on_a_stream_of_its_own_begins_at_the_mark_on_that_stream(
+    driver: Driver, device: Device, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    other = device.create_stream()
+    busy, attention = kernel("busy", duration_ns=9 * MS), kernel("attention", duration_ns=250 * US)
+    launch(stream, ONE, busy)
+    start = profiled.elapsed_ns(stream=other)
+    launch(other, ONE, attention)
+    driver.advance(US)
+    profiled.record_deferred(BrickId.AttentionScore, start, 1, stream=other)
+    profiled.finalize()
+    assert profiled.brick_stats(BrickId.AttentionScore).total_ns == 250 * US
+
+
+def test_starts_that_nobody_records_do_not_use_up_events(
+    driver: Driver, stream: Stream, profiled: BrickProfiler
+) -> None:
+    for _ in range(300):
+        driver.advance(1)
+        profiled.elapsed_ns()
+    with driver.no_leaks():
+        for _ in range(3000):
+            driver.advance(1)
+            profiled.elapsed_ns()

@@ -167,6 +167,7 @@ def test_events_are_used_again_and_none_is_destroyed_or_recorded_while_it_is_pen
                     with profiled.brick(BrickId.QkvProjection):
                         launch(stream, ONE, gemv)
             profiled.finalize()
+            profiled.step_count()
 
     steps(2)
     with driver.no_leaks():
@@ -185,6 +186,7 @@ def test_scopes_that_close_late_give_their_events_back(driver: Driver, stream: S
             step.__exit__(None, None, None)
             brick.__exit__(None, None, None)
             profiled.finalize()
+            profiled.step_count()
 
     late(3)
     with driver.no_leaks():
@@ -289,6 +291,7 @@ def test_a_device_clock_that_reads_3_ms_behind_leaves_children_inside_their_pare
                 with profiled.brick(BrickId.QkvProjection):
                     launch(stream, ONE, gemv)
         profiled.finalize()
+        profiled.step_count()
 
     step()
     driver.set_device_clock(jump_ns=-3 * MS)

@@ -18,54 +18,19 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from drawing import CATEGORY_COLOURS, CHARACTER_WIDTH, RIGHT, document, duration, round_interval, text
+
 from otel_brick import BrickCategory, semconv
 
 PICTURE = Path(__file__).with_name("step-tree.svg")
 
-WIDTH = 920
-LEFT, RIGHT = 176, 888
-"""Where the time axes begin and end."""
-TITLE_Y = 34
+LEFT = 176
+"""Where the time axes begin; they end at `RIGHT`."""
 LEVELS_TOP = 58
 LEVEL_HEIGHT = 26
 BRICKS_TOP = 200
 BRICK_HEIGHT = 21
 GAP = 3
-CHARACTER_WIDTH = 6.2
-"""Of text at 12 px, generously."""
-
-CATEGORY_COLOURS = {
-    BrickCategory.Norm: "#cc79a7",
-    BrickCategory.Attention: "#3b8fd0",
-    BrickCategory.Ffn: "#e69f00",
-    BrickCategory.Other: "#1fa67a",
-    BrickCategory.Sparse: "#d55e00",
-    BrickCategory.Fft: "#56b4e9",
-    BrickCategory.Solver: "#b8a800",
-}
-
-STYLE = """
-  text { font: 12px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
-  .title { font-size: 15px; font-weight: 600; }
-  .quiet { fill: #59636e; }
-  .end { text-anchor: end; }
-  .middle { text-anchor: middle; }
-  .inside { fill: #ffffff; }
-  .value { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
-  .card { fill: #ffffff; stroke: #d1d9e0; }
-  .grid { stroke: #d1d9e0; }
-  .lens { fill: #59636e; fill-opacity: 0.12; }
-  .step { fill: #59636e; }
-  .layer { fill: #6e7781; }
-"""
-DARK_STYLE = """
-    text { fill: #f0f6fc; }
-    .quiet { fill: #9198a1; }
-    .value { stroke: #0d1117; }
-    .card { fill: #0d1117; stroke: #3d444d; }
-    .grid { stroke: #3d444d; }
-    .lens { fill: #9198a1; fill-opacity: 0.2; }
-"""
 
 
 @dataclass
@@ -138,29 +103,18 @@ def median(spans: Sequence[Span]) -> Span:
     return sorted(spans, key=lambda span: span.duration_ns)[len(spans) // 2]
 
 
-def draw(step: Span) -> str:
-    """A step and the median of its layers as an SVG document."""
+def draw(step: Span, layer: Span, title: str, note: str) -> str:
+    """A step, and magnified one of its layers, as an SVG document; the note says what its bars are."""
     layers, bricks = list(step.below("layer")), list(step.below("brick"))
-    layer = median(layers)
     magnified = list(layer.below("brick"))
     height = BRICKS_TOP + 24 + BRICK_HEIGHT * len(magnified) + 44
-    title = f"One {step.name.removeprefix('step ')} step of otel-brick demo"
-    counts = f"1 step, {len(layers)} layers and {len(bricks)} bricks; every bar is an exported span"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-        ' role="img" aria-labelledby="title">',
-        f'<title id="title">{title}: {_duration(step.duration_ns)}, {counts}</title>',
-        f"<style>{STYLE}  @media (prefers-color-scheme: dark) {{{DARK_STYLE}  }}\n</style>",
-        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        _text(20, TITLE_Y, title, "title"),
-        _text(RIGHT, TITLE_Y, counts, "quiet end"),
         *_lens(step, layer),
         *_whole_step(step, layers, bricks),
         *_one_layer(layer, magnified),
         *_legend({brick.category for brick in bricks}, height - 20),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return document(title, f"1 step, {len(layers)} layers and {len(bricks)} bricks; {note}", height, parts)
 
 
 def _whole_step(step: Span, layers: Sequence[Span], bricks: Sequence[Span]) -> Iterator[str]:
@@ -169,13 +123,13 @@ def _whole_step(step: Span, layers: Sequence[Span], bricks: Sequence[Span]) -> I
     yield from axis.grid(LEVELS_TOP - 6, bottom, label_y=bottom + 16)
     for row, (level, spans) in enumerate((("step", [step]), ("layer", layers), ("brick", bricks))):
         top = LEVELS_TOP + row * (LEVEL_HEIGHT + GAP)
-        yield _text(20, top + LEVEL_HEIGHT / 2 + 4, level, "quiet")
+        yield text(20, top + LEVEL_HEIGHT / 2 + 4, level, "quiet")
         for span in spans:
             x, width = axis.extent(span)
             yield _bar(span, x, top, width, LEVEL_HEIGHT)
             label = f"{_short_label(span)}  {span.duration_ns / 1e6:.2f} ms"
             if len(label) * CHARACTER_WIDTH < width:
-                yield _text(x + width / 2, top + LEVEL_HEIGHT / 2 + 4, label, "inside middle")
+                yield text(x + width / 2, top + LEVEL_HEIGHT / 2 + 4, label, "inside middle")
 
 
 def _lens(step: Span, layer: Span) -> Iterator[str]:
@@ -193,24 +147,28 @@ def _one_layer(layer: Span, bricks: Sequence[Span]) -> Iterator[str]:
     rows_top = BRICKS_TOP + 24
     bottom = rows_top + BRICK_HEIGHT * len(bricks)
     yield from axis.grid(rows_top, bottom, label_y=BRICKS_TOP + 15)
-    yield _text(20, BRICKS_TOP + 15, f"{layer.label}, {_duration(layer.duration_ns)}")
+    name = f"layer {layer.attributes[semconv.BRICK_LAYER_INDEX]}"
+    yield text(20, BRICKS_TOP + 15, f"{name}, {duration(layer.duration_ns)}")
     for row, brick in enumerate(bricks):
         top = rows_top + row * BRICK_HEIGHT
         x, width = axis.extent(brick)
-        duration = _duration(brick.duration_ns)
-        yield _text(20, top + 14, brick.label, "quiet")
+        time = duration(brick.duration_ns)
+        yield text(20, top + 14, brick.label, "quiet")
         yield _bar(brick, x, top + GAP / 2, width, BRICK_HEIGHT - GAP)
-        if x + width + len(duration) * CHARACTER_WIDTH + 6 < RIGHT:
-            yield _text(x + width + 6, top + 14, duration, "value")
+        room = len(time) * CHARACTER_WIDTH + 6
+        if x + width + room < RIGHT:
+            yield text(x + width + 6, top + 14, time, "value")
+        elif x - room > LEFT:
+            yield text(x - 6, top + 14, time, "value end")
         else:
-            yield _text(x - 6, top + 14, duration, "value end")
+            yield text(x + width / 2, top + 14, time, "inside middle")
 
 
 def _legend(categories: set[BrickCategory], y: float) -> Iterator[str]:
     x = float(LEFT)
     for category in sorted(categories, key=lambda category: category.value):
         yield f'<rect x="{x}" y="{y - 10}" width="11" height="11" rx="2" fill="{CATEGORY_COLOURS[category]}"/>'
-        yield _text(x + 17, y, category.label, "quiet")
+        yield text(x + 17, y, category.label, "quiet")
         x += 17 + len(category.label) * CHARACTER_WIDTH + 24
 
 
@@ -228,21 +186,11 @@ class _Axis:
 
     def grid(self, top: float, bottom: float, *, label_y: float) -> Iterator[str]:
         """Vertical lines at round times, with their labels."""
-        interval = _round_interval(self.span.duration_ns)
+        interval = round_interval(self.span.duration_ns)
         for time_ns in range(0, self.span.duration_ns + 1, interval):
             x = LEFT + time_ns * (RIGHT - LEFT) / self.span.duration_ns
             yield f'<path class="grid" d="M{x:.1f} {top} V{bottom}"/>'
-            yield _text(x, label_y, _duration(time_ns, digits=0) if time_ns else "0", "quiet middle")
-
-
-def _round_interval(duration_ns: int) -> int:
-    """A round number of nanoseconds that divides a duration into at most seven parts."""
-    power = 1
-    while True:
-        for factor in (1, 2, 5):
-            if duration_ns <= 7 * factor * power:
-                return factor * power
-        power *= 10
+            yield text(x, label_y, duration(time_ns, digits=0) if time_ns else "0", "quiet middle")
 
 
 def _short_label(span: Span) -> str:
@@ -254,19 +202,8 @@ def _bar(span: Span, x: float, y: float, width: float, height: float) -> str:
     paint = f'fill="{CATEGORY_COLOURS[span.category]}"' if span.level == "brick" else f'class="{span.level}"'
     return (
         f'<rect {paint} x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" rx="{min(2, width / 4):.2f}">'
-        f"<title>{escape(span.label)}  {_duration(span.duration_ns)}</title></rect>"
+        f"<title>{escape(span.label)}  {duration(span.duration_ns)}</title></rect>"
     )
-
-
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    attribute = f' class="{style}"' if style else ""
-    return f'<text{attribute} x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
-
-
-def _duration(nanoseconds: int, digits: int = 1) -> str:
-    if nanoseconds >= 1_000_000:
-        return f"{nanoseconds / 1e6:.{2 * digits}f} ms"
-    return f"{nanoseconds / 1e3:.{digits}f} µs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -277,7 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     steps = read_steps(options.trace.read_text(encoding="utf-8").splitlines())
     decode = [step for step in steps if step.attributes[semconv.BRICK_PHASE] == "decode"]
-    options.output.write_text(draw(median(decode)), encoding="utf-8")
+    step = median(decode)
+    title = f"One {step.name.removeprefix('step ')} step of otel-brick demo"
+    picture = draw(step, median(list(step.below("layer"))), title, "every bar is an exported span")
+    options.output.write_text(picture, encoding="utf-8")
     return 0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_EVENTS: Final = 1 << 16
 """Events that may exist at a time; beyond it rows keep their host times."""
-CROWDED_EVENTS: Final = 1 << 12
+CROWDED_EVENTS: Final = 1 << 11
 """After so many new events the worker is asked to resolve what has ended."""
 STREAM_BITS: Final = 12
 MAX_STREAMS: Final = 1 << STREAM_BITS

@@ -163,6 +163,7 @@ def test_events_are_used_again(stream: Stream, spins: Spins, profiled: BrickProf
                     with profiled.brick("Spin"):
                         spins(stream, 20)
             profiled.finalize()
+            profiled.step_count()  # which counts what has ended, and so gives the events back
         timeline: Any = profiled._recorder.device.timeline
         return timeline._made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import json
 import os
@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 import otel_brick
-from otel_brick import BrickProfiler, BrickStats, CategoryStats, Config, Statistics, pipeline
+from otel_brick import BrickProfiler, BrickStats, CategoryStats, Config, Statistics, pipeline, semconv
 from otel_brick.export import BrickOTLPExporter, columnar, detail, sender
 from otel_brick.export.otlp_settings import OTLPSettings
 from otel_brick.record import descriptors, recorder, step, verbs
@@ -33,14 +33,12 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 COLLECTOR = "http://localhost:4318"
 """What the pages send to."""
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+JAEGER = ROOT / "docs" / "jaeger.md"
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
-_spec = importlib.util.spec_from_file_location("docs_draw_step", ROOT / "docs" / "draw_step.py")
-assert _spec is not None
-assert _spec.loader is not None
-draw_step = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = draw_step  # dataclasses look their module up
-_spec.loader.exec_module(draw_step)
+sys.path.insert(0, str(ROOT / "docs"))  # its scripts import each other
+draw_step = importlib.import_module("draw_step")
+draw_servers = importlib.import_module("draw_servers")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -126,6 +124,48 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path) -
     with collector() as (address, paths):
         run("\n".join(blocks(ROOT / "docs" / name, "python")).replace(COLLECTOR, address), tmp_path)
     assert set(paths) == ({"/v1/traces", "/v1/metrics"} if name == "configuration.md" else set())
+
+
+def test_the_jaeger_page_sends_a_step_to_be_found(tmp_path: Path) -> None:
+    with collector() as (address, paths):
+        run(blocks(JAEGER, "python")[0].replace(COLLECTOR, address), tmp_path)
+    assert set(paths) == {"/v1/traces", "/v1/metrics"}
+
+
+def test_the_jaeger_page_compares_two_traces_as_it_shows(tmp_path: Path) -> None:
+    shown = blocks(JAEGER, "text")[0]
+    rows = re.findall(r"^ *(\d+) +(\d+)  (\w+) (.+?)(?: (\d))?$", shown, re.MULTILINE)
+    for column, trace_id in enumerate(("usual", "slow")):
+        spans: list[dict[str, Any]] = []
+        for *durations, level, name, layer in rows:
+            tags = [{"key": "brick.span.level", "value": level}, {"key": "brick.layer.index", "value": layer}]
+            spans.append({"operationName": name, "duration": int(durations[column]), "tags": tags})
+        (tmp_path / trace_id).write_text(json.dumps({"data": [{"spans": spans}]}), encoding="utf-8")
+    code = blocks(JAEGER, "python")[1].replace("http://localhost:16686/api/traces", tmp_path.as_uri())
+    assert run(f"import sys; sys.argv[1:] = 'usual', 'slow'\n{code}", tmp_path) == shown
+
+
+def test_the_prometheus_page_opens_a_port_for_pull(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    (code,) = blocks(ROOT / "docs" / "prometheus.md", "python")
+    show = "from prometheus_client import generate_latest\nprint(generate_latest(REGISTRY).decode())"
+    printed = run(f"{code.replace('9464', '0')}\n{show}", tmp_path)
+    assert 'brick_elements_total{brick_name="RmsNorm",brick_phase="decode"} 4096.0' in printed
+
+
+SERVER_PAGES = [ROOT / "docs" / f"{name}.md" for name in ("jaeger", "tempo", "prometheus", "production")]
+
+
+@pytest.mark.parametrize("page", SERVER_PAGES, ids=lambda page: page.name)
+def test_what_the_pages_on_servers_name_is_what_we_send(page: Path) -> None:
+    attributes = {attribute.name for attribute in semconv.ATTRIBUTES}
+    metrics = {metric.name for metric in semconv.METRICS}
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"\bbrick(?:\.[a-z_]+)+", text)) <= attributes | metrics
+    labels = {name.replace(".", "_") for name in attributes}
+    series = set(re.findall(r"`(brick_\w+)`", (ROOT / "docs" / "attributes.md").read_text(encoding="utf-8")))
+    named = {re.sub("_(bucket|sum|count)$", "", name) for name in re.findall(r"\bbrick_[a-z_]+", text)}
+    assert named <= labels | series
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -294,3 +334,61 @@ def test_the_picture_of_a_step_has_a_bar_for_each_span_as_wide_as_it_is_long(tmp
     ]
     assert [name for name, _ in bars] == [name for name, _ in expected]
     assert [width / axis for _, width in bars] == pytest.approx([share for _, share in expected], abs=1e-3)
+
+
+def test_the_picture_of_a_trace_is_of_the_slow_step_of_median_duration(tmp_path: Path) -> None:
+    def found(trace_id: str, *durations_us: int) -> dict[str, object]:
+        return {"traceID": trace_id, "spans": [{"duration": duration_us} for duration_us in durations_us]}
+
+    def span(number: int, parent: str, name: str, end: int, **attributes: str) -> dict[str, object]:
+        keys = [{"key": f"brick.{key.replace('_', '.')}", "value": {"x": value}} for key, value in attributes.items()]
+        times = {"startTimeUnixNano": "0", "endTimeUnixNano": str(end)}
+        return {"spanId": str(number), "parentSpanId": parent, "name": name, "attributes": keys, **times}
+
+    spans = [
+        span(1, "", "step decode", 10_000, span_level="step"),
+        span(2, "1", "layer", 9_000, span_level="layer", layer_index="0"),
+        span(3, "2", "RmsNorm", 8_000, span_level="brick", category="norm"),
+    ]
+    scopes = [{"scope": {"name": "otel_brick"}, "spans": spans}]
+    search = {"data": [found("short", 9, 10), found("long", 90), found("median", 8, 11)]}
+    (tmp_path / "search.json").write_text(json.dumps(search), encoding="utf-8")
+    (tmp_path / "trace.json").write_text(json.dumps({"result": {"resourceSpans": [{"scopeSpans": scopes}]}}), "utf-8")
+    asked: list[str] = []
+
+    class Answers(draw_servers.Answers):
+        def of_jaeger(self, name: str, path: str, **parameters: str) -> Any:
+            asked.append(path)
+            return super().of_jaeger(name, path, **parameters)
+
+    picture = draw_servers.draw_trace(Answers(tmp_path, "", ""), "engine", 5)
+    assert asked == ["/api/traces", "/api/v3/traces/median"]
+    titles = [title.text for title in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[1:] == ["step decode  10.0 µs", "layer 0  9.0 µs", "RmsNorm  8.0 µs", "RmsNorm  8.0 µs"]
+
+
+def test_the_picture_of_the_dashboard_has_what_prometheus_answered(tmp_path: Path) -> None:
+    def series(label: str, *names: str) -> list[dict[str, object]]:
+        return [{"metric": {label: name}, "values": [[0, "NaN"], [60, "0.001"], [120, "0.002"]]} for name in names]
+
+    cells = [
+        {"metric": {"brick_name": "RmsNorm", "brick_layer_index": layer}, "value": [0, seconds]}
+        for layer, seconds in (("0", "0.00001"), ("10", "0.00001"), ("2", "0.00004"))
+    ]
+    answers = {
+        "tokens": series("brick_phase", "decode"),
+        "p99": series("brick_name", "RmsNorm", "LmHead"),
+        "layers": cells,
+    }
+    for name, result in answers.items():
+        content = {"status": "success", "data": {"result": result}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    root = ElementTree.fromstring(draw_servers.draw_dashboard(draw_servers.Answers(tmp_path, "", ""), "engine", 5))
+    svg = "{http://www.w3.org/2000/svg}"
+    lines = [title.text for path in root.iter(f"{svg}path") if (title := path.find(f"{svg}title")) is not None]
+    assert sorted(filter(None, lines)) == ["LmHead", "RmsNorm", "decode"]
+    shades = {title.text: float(rect.get("fill-opacity", "")) for rect in root.iter(f"{svg}rect") for title in rect}
+    assert list(shades) == ["RmsNorm, layer 0", "RmsNorm, layer 2", "RmsNorm, layer 10"]
+    assert shades["RmsNorm, layer 2"] > shades["RmsNorm, layer 0"] == shades["RmsNorm, layer 10"]
+    texts = [text.text for text in root.iter(f"{svg}text")]
+    assert {"layer 2", "40.0", "10.0", "1 ms", "2 ms"} <= set(texts)

@@ -138,7 +138,7 @@ _RESOURCE: Final[_Levels] = ("resource",)
 _PHASES: Final = ("prefill", "decode", "mixed", "train_forward", "train_backward", "idle", "other")
 _CATEGORIES: Final = ("norm", "attention", "ffn", "other", "sparse", "fft", "solver")
 _SOURCES: Final = ("host", "synced_host", "cuda_event")
-_DETAIL_REASONS: Final = ("first", "interval", "slow", "all", "none", "cap", "unsampled")
+_DETAIL_REASONS: Final = ("first", "failed", "slow", "interval", "all", "none", "cap", "unsampled")
 _DROP_REASONS: Final = (
     *("log_full", "queue_full", "trace_cap", "encode_error"),
     *("export_failed", "already_shutdown", "fork"),

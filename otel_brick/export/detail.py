@@ -31,6 +31,7 @@ MAX_TRACES: Final = 4_096
 
 ALL: Final = "all"
 CAP: Final = "cap"
+FAILED: Final = "failed"
 FIRST: Final = "first"
 INTERVAL: Final = "interval"
 NONE: Final = "none"
@@ -116,6 +117,8 @@ class DetailPolicy:
         trace.steps[record.phase] = index + 1
         if index < FIRST_STEPS:
             return FIRST
+        if record.error is not None:
+            return FAILED
         if record.end_ns - record.start_ns > slow.get(record.phase, float("inf")):
             return SLOW
         return INTERVAL if index % self._interval == 0 else NONE

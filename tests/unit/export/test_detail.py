@@ -104,6 +104,17 @@ def test_a_step_slower_than_the_99th_percentile_has_detail(traces: InMemoryTrace
     assert reasons(traces) == ["first", "first", *["none"] * 103, "slow"]
 
 
+def test_a_step_that_failed_has_detail(traces: InMemoryTraces, time: ManualClock) -> None:
+    profiler = BrickProfiler.enabled(tracer_provider=traces.provider, clock=time.clock, detail_interval=10**6)
+    run_steps(profiler, time, 4)
+    with pytest.raises(KeyError), profiler.step(phase="decode"), profiler.brick("B"):
+        raise KeyError("lost")
+    run_steps(profiler, time, 1)
+    assert profiler.shutdown()
+    assert reasons(traces) == ["first", "first", "none", "none", "failed", "none"]
+    assert [len(step.children) for step in traces.trees() if step.attributes["brick.detail.reason"] == "failed"] == [1]
+
+
 @pytest.mark.parametrize(("detail", "kept"), [("auto", 7), ("all", 7), ("none", 0)])
 def test_a_steps_cap_cuts_kernels_first_and_then_the_latest(
     traces: InMemoryTraces, time: ManualClock, detail: str, kept: int

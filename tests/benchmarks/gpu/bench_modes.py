@@ -150,7 +150,9 @@ def modes(model: Engine, scale: float) -> tuple[Table, Table, Table]:
             Candidate(BARE),
             # The target is one of real work: on the stand-in driver kernels take no time.
             *(
-                Candidate(name, peer=BARE, target=1.03 if name == DEFERRED and machine.standin() is None else None)
+                Candidate(
+                    name, peer=BARE, target=1.03 if name == DEFERRED and engine.machine.standin() is None else None
+                )
                 for name in runs
                 if name != BARE
             ),

@@ -96,6 +96,7 @@ class Pipeline:
         self._worker: threading.Thread | None = None
         self._stopping = False
         self._collecting = False
+        self._reached: dict[int, int] = {}
 
     def _forget(self) -> None:
         self.generation += 1
@@ -172,7 +173,7 @@ class Pipeline:
     def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
         self._recorder.describe()
-        batch = resolve(items, registry, self._recorder.losses)
+        batch = resolve(items, registry, self._recorder.losses, self._reached)
         budgets = self.budgets.by_brick()
         if budgets is not None:
             batch = replace(batch, budgets=budgets)
@@ -280,8 +281,9 @@ class Pipeline:
         requests = list(self._flushes)
         self.collect()
         device = self._recorder.device
-        if device.timeline is not None:
-            device.timeline.anchor()
+        timeline = device.timeline  # which a shutdown may take away meanwhile
+        if timeline is not None:
+            timeline.tend()
         if device.holds():
             self._wake.set()  # and look again in a moment
         self._export()

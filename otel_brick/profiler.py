@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Generator
@@ -18,8 +17,9 @@ from .export.detail import DetailPolicy
 from .export.outputs import MetricReadings, Outputs
 from .export.readable import Pace, ReadableRoute
 from .export.spans import ColumnarRoute, SpanSink
-from .gpu.driver import forget_driver
+from .gpu.driver import forget_driver, stream_handle
 from .gpu.find import finder
+from .gpu.kernels import identities
 from .pipeline import Pipeline
 from .record.budgets import budget_argument
 from .record.clock import Clock
@@ -141,6 +141,7 @@ class BrickProfiler(DeviceVerbs, StatsReader):
 
     def _use_stream(self, stream: object) -> None:
         """Take device time from this stream where a scope names no other; None for whatever the program uses."""
+        self._recorder.device.handle_of = stream_handle
         self._recorder.device.find = finder(self._recorder, stream)
         if stream is not None:
             self._recorder.device.look(stream)
@@ -252,7 +253,7 @@ class BrickProfiler(DeviceVerbs, StatsReader):
 
     def reset(self) -> None:
         """Forget all statistics, bottlenecks, budgets and run facts; open steps go on and count when they end."""
-        self._recorder.deferred.forget()
+        self._recorder.deferred.forget(self._recorder.device.timeline)
         self.reset_stats()
         self._pipeline.forget_budgets()
         self._bottlenecks = {}
@@ -371,8 +372,8 @@ _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
 
 def _restart_in_child() -> None:
     forget_driver()
+    identities.renew_locks()
     for profiler in list(_profilers):
-        profiler._switch_lock = threading.RLock()  # pyright: ignore[reportPrivateUsage]
         profiler._recorder.restart_in_child()  # pyright: ignore[reportPrivateUsage]
         profiler._pipeline.restart_in_child()  # pyright: ignore[reportPrivateUsage]
 

@@ -119,7 +119,7 @@ class DetailPolicy:
             return FIRST
         if record.error is not None:
             return FAILED
-        if record.end_ns - record.start_ns > slow.get(record.phase, float("inf")):
+        if record.wall_ns > slow.get(record.phase, float("inf")):
             return SLOW
         return INTERVAL if index % self._interval == 0 else NONE
 

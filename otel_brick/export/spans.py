@@ -116,8 +116,8 @@ class SpanSink:
         }
         if record.timing_error_ns is not None:
             attributes[semconv.BRICK_TIMING_ERROR] = record.timing_error_ns / 1e9
-        if record.timeline is not None:
-            attributes |= record.timeline.attributes()
+        if record.timeline is not None and record.device >= 0:
+            attributes |= record.timeline.attributes(record.device)
         if record.tokens:
             attributes[semconv.BRICK_TOKEN_COUNT] = min(record.tokens, (1 << 63) - 1)
         if record.dropped:

@@ -13,8 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 MAX_ANCHORS: Final = 128
-DRIFT: Final = 5e-5
-"""How much faster or slower than the host's clock a device's may run, where no two anchors tell."""
+DRIFT: Final = 1e-4
+"""How much faster or slower than the host's clock a device's may run."""
+WIDE_NS: Final = 100_000
+"""Half the width of an interval that says little: such an anchor only stands until there is a better one."""
 RESOLUTION_NS: Final = 500.0
 """Resolution of an event's time, by the driver's documentation of `cuEventElapsedTime`."""
 
@@ -46,15 +48,19 @@ class Axis:
         """The newest anchor."""
         return self._anchors[-1] if self._anchors else None
 
-    def add(self, event: Any, elapsed_ns: float, host_ns: float, half_ns: float) -> Any:
-        """Append an anchor; returns the event of one that is forgotten for it, for use again.
+    def add(self, event: Any, elapsed_ns: float, host_ns: float, half_ns: float) -> list[Any]:
+        """Append an anchor; returns the events of those that are forgotten for it, for use again.
 
         Args:
             elapsed_ns: device time since the last anchor; anything for the first.
         """
         last = self.last
-        self._anchors.append(Anchor(event, last.device_ns + elapsed_ns if last else 0.0, host_ns, half_ns))
-        return self._anchors.pop(0).event if len(self._anchors) > MAX_ANCHORS else None
+        anchor = Anchor(event, last.device_ns + elapsed_ns if last else 0.0, host_ns, half_ns)
+        known = self._anchors if half_ns > WIDE_NS else [one for one in self._anchors if one.half_ns <= WIDE_NS]
+        kept = [*known, anchor][-MAX_ANCHORS:]
+        forgotten = [one.event for one in self._anchors if one not in kept]
+        self._anchors = kept
+        return forgotten
 
     def host(self, device_ns: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Host times of device times: between two anchors on the line through them, outside along the nearest one."""
@@ -65,7 +71,7 @@ class Axis:
             return base + (device_ns - device[0])
         # Relative to the newest anchor, so that doubles hold nanoseconds however long the machine has been up.
         segment = np.clip(np.searchsorted(device, device_ns) - 1, 0, len(device) - 2)
-        rate = np.diff(host) / np.diff(device)
+        rate = np.clip(np.diff(host) / np.diff(device), 1 - DRIFT, 1 + DRIFT)
         return base + ((host[segment] - base) + (device_ns - device[segment]) * rate[segment])
 
     def error_ns(self, first_ns: float, last_ns: float) -> float:

@@ -7,12 +7,13 @@ work, so that the host sees within microseconds when the device passed it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from .anchors import Axis
+from .anchors import WIDE_NS, Axis
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
 
 ANCHOR_NS: Final = 1_000_000_000
 ANCHOR_TRIES: Final = 3
-ANCHOR_PATIENCE_NS: Final = 50_000_000
+NARROW_NS: Final = 20_000
+"""An interval that needs no second try."""
+PATIENCE_NS: Final = 2_000_000
+FIRST_PATIENCE_NS: Final = 50_000_000
+"""How long the first anchor may take, without which there are no device times at all."""
+BACKOFF_NS: Final = 1_000_000_000
+SPIN_NS: Final = 200_000
+NAP_S: Final = 50e-6
 
 
 class DeviceClock:
@@ -52,9 +60,17 @@ class DeviceClock:
         self._events: list[Any] = []
         self._late: list[Any] = []
         self._stream: Any = None
-        error, handle = driver.bindings.cuStreamCreate(driver.bindings.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        if error == driver.success:
-            self._stream = driver.core.Stream.from_handle(int(handle))
+        self._not_before_ns = 0
+        self._open()
+
+    def _open(self) -> None:
+        """Make the stream of the anchors, if it is not there yet."""
+        if self._stream is None:
+            bindings = self._driver.bindings
+            with self._driver.within(self.context):
+                error, handle = bindings.cuStreamCreate(bindings.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            if error == self._driver.success:
+                self._stream = self._driver.core.Stream.from_handle(int(handle))
 
     def new_event(self, stream: Any) -> Any:
         """A new timed event, recorded on a stream of the device."""
@@ -100,31 +116,43 @@ class DeviceClock:
     def anchor(self) -> bool:
         """Make an anchor if the last one is old; False where there is none at all."""
         last, now = self._axis.last, self._now()
-        if last is not None and 0 <= now - last.host_ns < ANCHOR_NS:
+        if last is not None and (0 <= now - last.host_ns < ANCHOR_NS or 0 <= self._not_before_ns - now < BACKOFF_NS):
             return True
         with self._lock:
             best: tuple[int, float, Any] | None = None
             for _ in range(ANCHOR_TRIES):
-                best = self._better(best)
+                tried = self._tried(PATIENCE_NS if last is not None else FIRST_PATIENCE_NS)
+                if tried is None:
+                    break
+                if best is not None:
+                    best, worse = (tried, best) if tried[0] < best[0] else (best, tried)
+                    self._events.append(worse[2])
+                else:
+                    best = tried
+                if best[0] <= NARROW_NS or tried[0] > PATIENCE_NS:
+                    break
+            self._not_before_ns = self._now() + BACKOFF_NS
             if best is None:
                 return last is not None
             width, middle, event = best
+            if last is not None and width / 2 > WIDE_NS:
+                self._events.append(event)
+                return True
             try:
                 # The difference of the first anchor to itself proves that the event can be read at all.
                 elapsed = (event - (event if last is None else last.event)) * 1e6
             except Exception as error:
                 self._failed(error)
                 return last is not None
-            forgotten = self._axis.add(event, elapsed, middle, width / 2)
-            if forgotten is not None:
-                self._events.append(forgotten)
+            self._events += self._axis.add(event, elapsed, middle, width / 2)
         return True
 
-    def _better(self, best: tuple[int, float, Any] | None) -> tuple[int, float, Any] | None:
-        """One more try at an anchor; the one whose interval is narrower."""
-        if self._stream is None:
-            return best
+    def _tried(self, patience_ns: int) -> tuple[int, float, Any] | None:
+        """One try at an anchor: the width and the middle of its interval, and the event."""
         try:
+            self._open()
+            if self._stream is None:
+                return None
             event = self._spare()
             before = self._now()
             if event is None:
@@ -132,18 +160,16 @@ class DeviceClock:
             else:
                 self._stream.record(event)
             while not event.is_done:
-                if self._now() - before > ANCHOR_PATIENCE_NS:
+                waited = self._now() - before
+                if waited > patience_ns:
                     self._late.append(event)
-                    return best
+                    return None
+                if waited > SPIN_NS:
+                    time.sleep(NAP_S)
             after = self._now()
         except Exception as error:
             self._failed(error)
-            return best
-        if best is not None and after - before >= best[0]:
-            self._events.append(event)
-            return best
-        if best is not None:
-            self._events.append(best[2])
+            return None
         return after - before, (before + after) / 2, event
 
     def _spare(self) -> Any:

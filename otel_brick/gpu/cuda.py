@@ -29,18 +29,28 @@ CROWDED_EVENTS: Final = 1 << 11
 """After so many new events the worker is asked to resolve what has ended."""
 STREAM_BITS: Final = 12
 MAX_STREAMS: Final = 1 << STREAM_BITS
-OVERDUE_ASKED: Final = 8
-"""Events set aside that are asked at a time whether the device has passed them by now."""
+RECLAIMED: Final = 8
+"""Events set aside that are asked at a time whether the device has passed them by now, before another is made."""
+TENDED: Final = 1 << 12
+"""The same for the worker."""
 
 
 class _Stream:
-    """One stream: what marks it, and its newest token."""
+    """One stream.
+
+    Attributes:
+        last: its newest token; `passed` is the newest that the device is known to have passed.
+        thread: the thread whose default stream it is, None for a stream of all threads.
+        mark: marks it.
+    """
 
     def __init__(self, ordinal: int, device: Any, core: Any) -> None:
         self.ordinal = ordinal
         self.device = device
         self.core = core
         self.last = NO_MARK
+        self.passed = NO_MARK
+        self.thread: int | None = None
         self.mark: Mark = lambda: NO_MARK
 
 
@@ -82,20 +92,27 @@ class CudaTimeline:
         self._devices: dict[int, DeviceClock] = {}
         self._given = stream  # held, so that its handle stays what it is
         self._default: Mark | None = None
-        self._attributes: dict[str, str | int] | None = None
+        self._follows = False
+        self._attributes: dict[int, dict[str, str | int]] = {}
+        self._closed: list[bool] = []
 
     @property
     def default(self) -> Mark:
         """Marks the profiler's stream, else the framework's current one, else the default stream."""
-        if self._default is None:
-            current = framework_stream() if self._given is None else None
-            if current is not None:
-                self._default = self._following(current)
-            elif self._given is not None:
-                self._default = self.mark_of(self._given)
-            else:
-                self._default = self.mark_of(default_stream())
+        if self._default is None and not self.follow():
+            self._default = self.mark_of(default_stream() if self._given is None else self._given)
+        assert self._default is not None
         return self._default
+
+    def follow(self) -> bool:
+        """Let the default stream be that of a framework as soon as one uses CUDA; True if that is new."""
+        if self._follows or self._given is not None:
+            return False
+        current = framework_stream()
+        if current is None:
+            return False
+        self._follows, self._default = True, self._following(current)
+        return True
 
     def _following(self, current: Callable[[], int]) -> Mark:
         known = self._by_handle
@@ -124,9 +141,19 @@ class CudaTimeline:
         found = self._by_handle.get(handle)
         return found.mark if found is not None else self._known(handle, self._by_handle, handle).mark
 
-    def stream_ordinal(self, token: int) -> int:
-        """The small number of the stream that a token was made on."""
-        return token & MAX_STREAMS - 1
+    def streams(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ordinals of the streams of marks, -1 for none."""
+        return np.where(tokens >= 0, tokens & (MAX_STREAMS - 1), -1)
+
+    def devices(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ordinals of the devices of marks, -1 for none."""
+        known = np.array([*(stream.device.index for stream in self._streams), -1], np.int64)
+        return known[self.streams(tokens)]
+
+    def mark_stream(self, stream: int) -> int:
+        """Mark a stream by its ordinal; a per-thread default stream only on its own thread."""
+        found = self._streams[stream]
+        return found.mark() if found.thread in (None, threading.get_ident()) else NO_MARK
 
     def _of_thread(self) -> int:
         """Marks the calling thread's own default stream."""
@@ -155,7 +182,7 @@ class CudaTimeline:
             return None
         if len(self._streams) >= MAX_STREAMS:
             self._losses.add("device_error")
-            return self._streams[-1]
+            return None
         try:
             with self._driver.relaxed():
                 wrapped = {
@@ -169,6 +196,8 @@ class CudaTimeline:
             self._failed(error)
             return None
         stream = _Stream(len(self._streams), device, wrapped)
+        if handle == PER_THREAD_STREAM:
+            stream.thread = threading.get_ident()
         stream.mark = self._marking(stream)
         self._streams.append(stream)
         return stream
@@ -184,9 +213,11 @@ class CudaTimeline:
         """The mark of a stream as a closure, which is what a scope pays for."""
         driver, live, numbers, ordinal = self._driver, self._live, self._numbers, stream.ordinal
         capturing, handle, idle = driver.bindings.cuStreamIsCapturing, stream.core.handle, driver.not_capturing
-        record, free = stream.core.record, stream.device.free
+        record, free, closed = stream.core.record, stream.device.free, self._closed
 
         def mark() -> int:
+            if closed:
+                return NO_MARK
             try:
                 status = capturing(handle)
                 if status[1] is not idle:
@@ -198,7 +229,11 @@ class CudaTimeline:
                     if event is None:
                         return NO_MARK
                 else:
-                    record(event)
+                    try:
+                        record(event)
+                    except Exception:
+                        free.append(event)
+                        raise
             except Exception as error:
                 return self._failed(error)
             token = next(numbers) << STREAM_BITS | ordinal
@@ -224,20 +259,35 @@ class CudaTimeline:
 
     def _new(self, stream: _Stream) -> Any:
         """Record a further event; None beyond the bound."""
-        for token in itertools.islice(list(self._overdue), OVERDUE_ASKED):
-            if self._device_of(token) is stream.device and self._done(self._overdue[token]):
-                return stream.core.record(self._overdue.pop(token))
-        if self._made >= MAX_EVENTS:
-            self._losses.add("device_error")
-            self._crowded()
-            return None
+        with self._driver.relaxed():
+            self._reclaim(RECLAIMED)
+            if stream.device.free:
+                event = stream.device.free.pop()
+                stream.core.record(event)
+                return event
+            if self._made >= MAX_EVENTS:
+                self._losses.add("device_error")
+                self._crowded()
+                return None
+            event = stream.device.new_event(stream.core)
         self._made += 1
         if self._made % CROWDED_EVENTS == 0:
             self._crowded()
-        return stream.device.new_event(stream.core)
+        return event
+
+    def _reclaim(self, count: int) -> None:
+        """Ask some of the events that were set aside whether the device has passed them by now."""
+        for token in list(itertools.islice(self._overdue, count)):
+            event = self._overdue.pop(token, None)
+            if event is None:
+                continue
+            if self._done(event):
+                self._device_of(token).free.append(event)
+            else:
+                self._overdue[token] = event  # behind the others, which may be of another stream
 
     def _device_of(self, token: int) -> DeviceClock:
-        return self._streams[token & MAX_STREAMS - 1].device
+        return self._stream_of(token).device
 
     def _event(self, token: int) -> Any:
         """The event behind a token, None when the device is known to have passed it."""
@@ -247,29 +297,41 @@ class CudaTimeline:
         """The newest token of every stream that the device may not have passed."""
         return tuple(stream.last for stream in self._streams if self._event(stream.last) is not None)
 
-    def passed(self, tokens: Sequence[int]) -> bool:
-        """Whether the device has passed all of these marks; a mark that can not be asked counts as passed."""
-        events = [event for event in map(self._event, tokens) if event is not None]
-        if not events:
+    def passed(self, token: int) -> bool | None:
+        """Whether the device has passed a mark; None where the driver does not tell."""
+        event = self._event(token)
+        if event is None or token <= self._stream_of(token).passed:
             return True
         with self._driver.relaxed():
-            return all(map(self._done, events))
+            done = self._done(event)
+        if done:
+            self._note_passed(token)
+        return done
 
-    def _done(self, event: Any) -> bool:
+    def _done(self, event: Any) -> bool | None:
         try:
             return event.is_done
         except Exception as error:
             self._remember(error)
-            return True
+            return None
+
+    def _note_passed(self, token: int) -> None:
+        stream = self._stream_of(token)
+        stream.passed = max(stream.passed, token)
+
+    def _stream_of(self, token: int) -> _Stream:
+        return self._streams[token & MAX_STREAMS - 1]
 
     def wait(self, tokens: Sequence[int]) -> bool:
         """Wait without the interpreter lock until the device has passed these marks."""
-        events = [event for event in map(self._event, tokens) if event is not None]
         waited = True
         with self._driver.relaxed():
-            for event in events:
+            for token in tokens:
+                event = self._event(token)
                 try:
-                    event.sync()
+                    if event is not None:
+                        event.sync()
+                        self._note_passed(token)
                 except Exception as error:
                     self._remember(error)
                     waited = False
@@ -282,8 +344,7 @@ class CudaTimeline:
         order = np.lexsort((tokens, host_ns))
         marked = order[tokens[order] >= 0]
         if len(marked):
-            device_of = np.array([stream.device.index for stream in self._streams], np.int64)
-            device_of = device_of[tokens[marked] & (MAX_STREAMS - 1)]
+            device_of = self.devices(tokens[marked])
             with self._driver.relaxed():
                 for device in list(self._devices.values()):
                     own = marked[device_of == device.index]
@@ -295,12 +356,14 @@ class CudaTimeline:
             self._losses.add("device_error", int(np.count_nonzero(~known[marked])))
         return DeviceTimes(np.rint(np.where(known, ns, 0)).astype(np.int64), known, error_ns)
 
-    def anchor(self) -> None:
-        """Tie the device's clock to the host's, if that was long ago; the worker calls it while work goes on."""
-        if self._live:
-            with self._driver.relaxed():
-                for device in list(self._devices.values()):
-                    device.anchor()
+    def tend(self) -> None:
+        """Tie the device's clock to the host's, if that was long ago, and use events again that were late."""
+        if self._closed or not (self._live or self._overdue):
+            return
+        with self._driver.relaxed():
+            self._reclaim(TENDED)
+            for device in list(self._devices.values()):
+                device.anchor()
 
     def release(self, tokens: Sequence[int], *, passed: bool) -> None:
         """Use the events of these marks again; those the device may not have passed are set aside until it has."""
@@ -312,27 +375,31 @@ class CudaTimeline:
                 else:
                     self._overdue[token] = event
 
-    def attributes(self) -> dict[str, str | int]:
-        """The device of the default stream: its ordinal and, as DCGM labels it, its UUID."""
-        if self._attributes is None:
-            self._attributes = {}
-            for device in list(self._devices.values()):
-                try:
-                    known = self._driver.core.Device(device.index)
-                    self._attributes = {
-                        semconv.BRICK_CUDA_DEVICE_INDEX: device.index,
-                        semconv.HW_ID: f"GPU-{known.uuid}",
-                        semconv.HW_NAME: known.name,
-                        semconv.HW_VENDOR: "nvidia",
-                    }
-                except Exception as error:
-                    self._losses.remember("what the device is called can not be had", error)
-                break
-        return self._attributes
+    def attributes(self, device: int) -> dict[str, str | int]:
+        """A device's ordinal, its name and, as DCGM labels it, its UUID."""
+        if device not in self._attributes:
+            self._attributes[device] = {semconv.BRICK_CUDA_DEVICE_INDEX: device, semconv.HW_VENDOR: "nvidia"}
+            try:
+                known = self._driver.core.Device(device)
+                self._attributes[device] |= {semconv.HW_ID: f"GPU-{known.uuid}", semconv.HW_NAME: known.name}
+            except Exception as error:
+                self._losses.remember("what the device is called can not be had", error)
+        return self._attributes[device]
 
-    def close(self) -> None:
-        """Let go of all events while CUDA is still there to take them."""
+    def close(self, *, forked: bool = False) -> None:
+        """Make no more marks, and let go of all events while CUDA is still there to take them.
+
+        In a forked child it is not: there they are kept, so that nothing destroys them.
+        """
+        self._closed.append(True)
+        if forked:
+            _kept.append(self)
+            return
         self._live.clear()
         self._overdue.clear()
-        for device in self._devices.values():
-            device.close()
+        for known in self._devices.values():
+            known.close()
+
+
+_kept: list[CudaTimeline] = []
+"""The timelines of this process's parent."""

@@ -50,8 +50,10 @@ class Driver:
 
     @contextmanager
     def within(self, context: Any) -> Generator[None]:
-        """Make events where no context is current, as on a thread of our own."""
-        pushed = not self.has_context() and self.bindings.cuCtxPushCurrent(context)[0] == self.success
+        """Make streams and events in a context, whichever is current, if any is."""
+        error, current = self.bindings.cuCtxGetCurrent()
+        there = error == self.success and int(current) == int(context)
+        pushed = not there and self.bindings.cuCtxPushCurrent(context)[0] == self.success
         try:
             yield
         finally:

@@ -76,6 +76,10 @@ class Modules:
         self._modules: deque[_Module] = deque(maxlen=MAX_MODULES)
         self._hashes: dict[int, int] = {}
 
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, where its holder may not exist."""
+        self._lock = threading.RLock()
+
     def track(self, module: Any) -> None:
         """Remember a module that was made; its code is held until the next call of `hash_of` or `read`."""
         found = _Module(module)
@@ -152,6 +156,13 @@ class KernelIdentities:
         self._pending: deque[tuple[_Known, Any, int | None]] = deque()
         self._known: dict[int, _Known] = {}
         self._functions: dict[int, KernelIdentity] = {}
+
+    def renew_locks(self) -> None:
+        """Replace the locks in a forked child, where their holders may not exist."""
+        self._lock = threading.RLock()
+        self.modules.renew_lock()
+        if self.modules.registry is not None:
+            self.modules.registry.renew_lock()
 
     def of(self, kernel: Any, device: int | None) -> KernelIdentity:
         """The identity of a `cuda.core.Kernel`, complete after the next `describe`."""

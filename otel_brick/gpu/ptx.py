@@ -93,6 +93,10 @@ class PtxRegistry:
         self._lock = threading.RLock()
         self._sources: dict[int, _Source] = {}
 
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, where its holder may not exist."""
+        self._lock = threading.RLock()
+
     @staticmethod
     def hash_ptx(source: Any) -> int:
         """The hash of a source: text, its bytes, or an `ObjectCode` that was made of PTX.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..taxonomy import BrickId, SyncMode
 from .deferred import ATTRIBUTIONS, Attribution, Deferred
 from .descriptors import count_argument
@@ -109,8 +111,13 @@ class DeviceVerbs(Verbs):
         called_ns = recorder.clock.now()
         timeline, mark = self._mark_of(stream)
         token = recorder.deferred.begun(mark, start) if timeline is not None else NO_MARK
-        row = Deferred(start, called_ns if token == NO_MARK else start, mark)
-        row.token, row.mark = mark() if token == NO_MARK else token, mark
+        order_ns = called_ns if token == NO_MARK else start
+        if token == NO_MARK:
+            token = mark()
+        of: object = mark
+        if timeline is not None and token >= 0:
+            of = int(timeline.streams(np.array([token]))[0])
+        row = Deferred(start, order_ns, of, token)
         lane = recorder.current.get().opened()
         record = lane.record
         with record.lock:
@@ -118,7 +125,7 @@ class DeviceVerbs(Verbs):
             record.deferred.append(row)
         lane.complete((site, start, ~site, start, *tags, TAG_DEFERRED, number))
         recorder.close_if_loose(lane)
-        recorder.deferred.add(row)
+        recorder.deferred.add(row, timeline)
 
     def has_pending(self) -> bool:
         """Whether deferred rows wait for `finalize`."""
@@ -153,13 +160,14 @@ class DeviceVerbs(Verbs):
         now = recorder.clock.now()
         timeline = recorder.device.timeline
         if end_ns is not None:
-            recorder.deferred.close_at(self._epoch_ns + count_argument("end_ns", end_ns), attribution)
+            end = self._epoch_ns + count_argument("end_ns", end_ns)
+            recorder.deferred.close_at(end, attribution, timeline)
         elif timeline is None or attribution == "common_end":
-            recorder.deferred.close_at(now, attribution)
+            recorder.deferred.close_at(now, attribution, timeline)
         else:
-            window = recorder.deferred.close_on_device(now)
+            ends = recorder.deferred.close_on_device(now, timeline)
             if wait:
-                timeline.wait([token for token in window.ends.values() if token >= 0])
+                timeline.wait(ends)
         if timeline is not None and wait and end_ns is None:
             timeline.wait(timeline.frontier())
         recorder.notify(0)

@@ -35,7 +35,8 @@ class DeviceSide:
         mode: the sync mode of scopes that begin now.
         kernel_events: `"all"`, `"sampled"` or `"off"`: which kernels have marks of their own.
         find: looks for the timeline; given by whoever knows devices.
-        activated: called when the timeline is there or the mode has changed.
+        handle_of: gives the integer handle of a stream; raises TypeError for what is none.
+        activated: called when the timeline is there, its default stream is another, or the mode has changed.
         limit_s: how long a step may wait.
         now: the recorder's clock.
     """
@@ -48,6 +49,7 @@ class DeviceSide:
         self.kernel_interval = 16
         self.limit_s = LIMIT_S
         self.find: Finder = lambda stream: None
+        self.handle_of: Callable[[object], int] = _no_stream
         self.activated: Callable[[], object] = lambda: None
         self._held: deque[Item] = deque()
         self._lock = threading.RLock()
@@ -66,6 +68,8 @@ class DeviceSide:
                     if self.timeline is None:
                         self.timeline = found
                 self.activated()
+        elif stream is None and self.timeline is not None and self.timeline.follow():
+            self.activated()
         return self.active
 
     def set_mode(self, mode: SyncMode) -> None:
@@ -84,13 +88,15 @@ class DeviceSide:
             self.mode is SyncMode.PerLayer and level is SpanLevel.Layer
         )
 
-    def synchronize(self, record: StepRecord, token: int) -> None:
-        """Wait until the device has passed a mark; the time is the step's cost of its mode."""
+    def synchronize(self, record: StepRecord, token: int) -> bool:
+        """Wait until the device has passed a mark; the time is the step's cost of its mode. False if that failed."""
         timeline = record.timeline
-        if timeline is not None and token >= 0:
-            begin = self.now()
-            timeline.wait((token,))
-            record.sync_ns += self.now() - begin
+        if timeline is None or token < 0:
+            return False
+        begin = self.now()
+        record.synced = timeline.wait((token,))
+        record.sync_ns += self.now() - begin
+        return record.synced
 
     def marks_kernels(self, index: int) -> bool:
         """Whether the kernels of the step with this index have marks; outside steps the index is -1."""
@@ -115,50 +121,48 @@ class DeviceSide:
     def released(self, *, all_of_them: bool = False) -> list[Item]:
         """Remove and return what need not wait any more, in the order of each step; the overdue are marked so."""
         ready: list[Item] = []
+        asked: dict[int, bool | None] = {}
+        blocked: set[StepRecord] = set()
+        kept: list[Item] = []
         with self._lock:
-            if not self._held:
-                return ready
-            asked: dict[int, bool] = {}
-            blocked: set[StepRecord] = set()
-            kept: deque[Item] = deque()
-            for item in self._held:
+            # Taken out first: a finalizer or signal handler may end a step meanwhile.
+            held, self._held = self._held, deque()
+            for item in held:
                 if item.record not in blocked and self._is_ready(item, asked, all_of_them):
                     ready.append(item)
                 else:
                     blocked.add(item.record)
                     kept.append(item)
-            self._held = kept
+            self._held.extendleft(reversed(kept))
         return ready
 
-    def _is_ready(self, item: Item, asked: dict[int, bool], at_once: bool) -> bool:
+    def _is_ready(self, item: Item, asked: dict[int, bool | None], at_once: bool) -> bool:
         record, timeline = item.record, item.record.timeline
-        passed = True
         for token in item.frontier:
-            if token not in asked:
-                assert timeline is not None
-                asked[token] = timeline.passed((token,))
-            passed = passed and asked[token]
-        if passed and not _unsettled(record):
+            if token not in asked and timeline is not None:
+                asked[token] = timeline.passed(token)
+        answers = [asked[token] for token in item.frontier if token in asked]
+        if None in answers or at_once or self._is_late(item):
+            item.overdue = not all(answers)
             return True
-        if at_once or self.now() - item.since_ns > self.limit_s * 1e9:
-            record.overdue = record.overdue or not passed
-            return True
-        return False
+        return all(answers) and not _unsettled(record)
+
+    def _is_late(self, item: Item) -> bool:
+        return self.now() - item.since_ns > self.limit_s * 1e9
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the device is past everything that has ended; False if that takes too long."""
+        """Wait until the device is past everything that has ended by now; False if that takes too long."""
         deadline = time.monotonic() + timeout_s
-        pause = FIRST_POLL_S
-        while True:
-            with self._lock:
-                waiting = {token for item in self._held for token in item.frontier}
-            timeline = self.timeline
-            if timeline is None or timeline.passed(sorted(waiting)):
-                return True
-            if time.monotonic() + pause > deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_POLL_S)
+        with self._lock:
+            waiting = {token: item for item in list(self._held) for token in item.frontier}
+        timeline, pause = self.timeline, FIRST_POLL_S
+        for token, item in sorted(waiting.items(), key=lambda pair: pair[0]):
+            while timeline is not None and timeline.passed(token) is False and not self._is_late(item):
+                if time.monotonic() + pause > deadline:
+                    return False
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_POLL_S)
+        return True
 
     def close(self) -> None:
         """Let go of the timeline, once nothing waits for it any more."""
@@ -172,8 +176,14 @@ class DeviceSide:
         """After a fork: the device is the parent's, and its events are not touched."""
         self._lock = threading.RLock()
         self._held.clear()
-        self.timeline = None
+        timeline, self.timeline = self.timeline, None
         self.find = lambda stream: None
+        if timeline is not None:
+            timeline.close(forked=True)
+
+
+def _no_stream(stream: object) -> int:
+    raise TypeError(f"stream must be a CUDA stream, not {type(stream).__name__} ({stream!r})")
 
 
 def _unsettled(record: StepRecord) -> bool:

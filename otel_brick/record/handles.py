@@ -14,7 +14,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from ..taxonomy import SpanLevel
-from .lane import SPILL_LENGTH, TAG_MARK
+from .lane import SPILL_LENGTH, TAG_MARK, TAG_SYNCED
 from .marks import NO_MARK, no_mark
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Handle:
     __slots__ = (
         "__weakref__",
         "_enter",
+        "_kept",
         "_lane",
         "_leave",
         "_level",
@@ -83,7 +84,6 @@ class Handle:
         site: int,
         level: SpanLevel,
         tail: tuple[int, ...] = (),
-        stream: object = None,
     ) -> None:
         self._lane = recorder.current.get
         self._now = recorder.clock.now
@@ -92,12 +92,14 @@ class Handle:
         self._level = level
         self._tail = tail
         self._recorder = recorder
-        self._stream = stream
+        self._stream: int | None = None
+        self._kept: object = None
         self._mark: Mark = no_mark
 
     def switch(self, on: bool) -> None:
         """Record from the next entry on, or stop recording."""
         timeline = self._recorder.device.active if on else None
+        self._mark = no_mark
         if timeline is not None:
             self._mark = timeline.default if self._stream is None else timeline.mark_of(self._stream)
         self.__class__ = self._class(timeline) if on else OffHandle  # pyright: ignore[reportAttributeAccessIssue]
@@ -112,23 +114,34 @@ class Handle:
             return SyncedHandle
         return MarkedKernel if self._level >= SpanLevel.Kernel else MarkedHandle
 
-    def variant(self, tail: tuple[int, ...], stream: object = None) -> Handle:
-        """The same handle with further counts to write at each exit, or on a stream of its own.
-
-        It is not registered: it is not switched off with the others.
-        """
-        handle = Handle.__new__(TailHandle)
-        handle._lane, handle._now, handle._recorder = self._lane, self._now, self._recorder
-        handle._enter, handle._leave, handle._level = self._enter, self._leave, self._level
-        handle._tail, handle._stream, handle._mark = self._tail + tail, stream, self._mark
-        recorder = self._recorder
-        if recorder.attach_context or recorder.device.active is not None:
+    def with_tail(self, tail: tuple[int, ...]) -> Handle:
+        """The same handle with counts to write at each exit, not registered: it is not switched off with the others."""
+        handle = self._copy(tail)
+        if self._recorder.attach_context or self._recorder.device.active is not None:
             handle.switch(True)
         return handle
 
+    def on_stream(self, stream: object) -> Handle:
+        """The same handle for work on a stream of its own, which it keeps alive."""
+        handle = self._copy(())
+        handle._stream, handle._kept = self._recorder.device.handle_of(stream), stream
+        with self._recorder.switch_lock:
+            handle.switch(self._recorder.on)
+            self._recorder.handles.add(handle)
+        return handle
+
+    def _copy(self, tail: tuple[int, ...]) -> Handle:
+        handle = Handle.__new__(TailHandle)
+        handle._lane, handle._now, handle._recorder = self._lane, self._now, self._recorder
+        handle._enter, handle._leave, handle._level = self._enter, self._leave, self._level
+        handle._tail, handle._mark = self._tail + tail, self._mark
+        handle._stream, handle._kept = self._stream, self._kept
+        return handle
+
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        self._recorder.handles.add(self)
-        self.switch(self._recorder.on)
+        with self._recorder.switch_lock:
+            self._recorder.handles.add(self)
+            self.switch(self._recorder.on)
         return decorate(function, lambda: self)
 
     def __enter__(self) -> None:
@@ -192,9 +205,9 @@ class SyncedHandle(MarkedHandle):
     ) -> None:
         lane = self._lane()
         token = self._mark()
-        self._recorder.device.synchronize(lane.record, token)
+        synced = (TAG_SYNCED, 1) if self._recorder.device.synchronize(lane.record, token) else ()
         failure = () if error is None else lane.fail(error, value)
-        lane.extend((self._leave, self._now(), TAG_MARK, token, *self._tail, *failure))
+        lane.extend((self._leave, self._now(), TAG_MARK, token, *synced, *self._tail, *failure))
         if len(lane) > SPILL_LENGTH:
             lane.spill()
 
@@ -238,11 +251,11 @@ class AttachedHandle(Handle):
         lane = self._lane()
         attachments = lane.recorder.attachments
         token = self._marked(lane)
-        if self._recorder.device.synchronizes(self._level):
-            self._recorder.device.synchronize(lane.record, token)
-            now = self._now()
+        synced: tuple[int, ...] = ()
+        if self._recorder.device.synchronizes(self._level) and self._recorder.device.synchronize(lane.record, token):
+            now, synced = self._now(), (TAG_SYNCED, 1)
         failure = () if error is None else lane.fail(error, value)
-        lane.extend((self._leave, now, TAG_MARK, token, *self._tail, *failure))
+        lane.extend((self._leave, now, TAG_MARK, token, *synced, *self._tail, *failure))
         if len(lane) > SPILL_LENGTH:
             lane.spill()
         attachments.pop()

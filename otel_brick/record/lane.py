@@ -47,6 +47,9 @@ TAG_MARK: Final = TAG_LIMIT - 12
 TAG_DEFERRED: Final = TAG_LIMIT - 13
 """Index into the step's deferred rows: the row's times are found there when it is resolved."""
 
+TAG_SYNCED: Final = TAG_LIMIT - 14
+"""The host waited for the device before it wrote the exit."""
+
 innermost: ContextVar[Lane | None] = ContextVar("otel_brick.innermost", default=None)
 """The current lane of the calling context, whichever profiler opened it; for instrumentors, which have no profiler."""
 

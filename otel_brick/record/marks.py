@@ -61,12 +61,28 @@ class DeviceTimeline(Protocol):
         """The last token of every stream; when the device has passed them, it has passed all tokens before them."""
         ...
 
-    def passed(self, tokens: Sequence[int]) -> bool:
-        """Whether the device has passed all of these marks; does not wait."""
+    def follow(self) -> bool:
+        """Look again whether a framework chooses the default stream; True if `default` is another mark now."""
+        ...
+
+    def passed(self, token: int) -> bool | None:
+        """Whether the device has passed a mark, without waiting; None where that can not be told."""
         ...
 
     def wait(self, tokens: Sequence[int]) -> bool:
-        """Wait without the interpreter lock until the device has passed these marks; False where it can not tell."""
+        """Wait without the interpreter lock until the device has passed these marks; False where that failed."""
+        ...
+
+    def streams(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Small numbers that tell the streams of marks apart, -1 for none; shape (n,)."""
+        ...
+
+    def devices(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ordinals of the devices of marks, -1 for none; shape (n,)."""
+        ...
+
+    def mark_stream(self, stream: int) -> int:
+        """Mark a stream by its number of `streams`; `NO_MARK` where this thread can not."""
         ...
 
     def place(self, tokens: NDArray[np.int64], host_ns: NDArray[np.int64]) -> DeviceTimes:
@@ -82,16 +98,16 @@ class DeviceTimeline(Protocol):
         """Forget these marks; `passed` tells whether the device is past all of them."""
         ...
 
-    def anchor(self) -> None:
-        """Tie the device's clock to the host's if that was long ago; called now and then while work goes on."""
+    def tend(self) -> None:
+        """What a worker does now and then while work goes on: tie the clocks together, use late events again."""
         ...
 
-    def attributes(self) -> Mapping[str, str | int]:
-        """What a step says of the device."""
+    def attributes(self, device: int) -> Mapping[str, str | int]:
+        """What a step says of its device."""
         ...
 
-    def close(self) -> None:
-        """Let go of everything; nothing is asked of the timeline afterwards."""
+    def close(self, *, forked: bool = False) -> None:
+        """Make no more marks and let go of everything; in a forked child without touching the device."""
         ...
 
 

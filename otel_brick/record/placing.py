@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..taxonomy import SpanLevel, TimingSource
-from .batch import CAPTURED, LAUNCH_SPACING, LEFT_OPEN, OPEN, nearest
+from .batch import CAPTURED, LEFT_OPEN, OPEN, nearest
 from .marks import CAPTURED_MARK, NO_MARK
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from .marks import DeviceTimeline
+    from .losses import Losses
+    from .marks import DeviceTimeline, DeviceTimes
     from .step import StepRecord
 
 _NEVER: Final = np.iinfo(np.int64).min
@@ -33,6 +34,9 @@ def place_rows(
     times: tuple[NDArray[np.int64], NDArray[np.int64]],
     source: NDArray[np.uint8],
     flags: NDArray[np.uint8],
+    overdue: NDArray[np.bool_],
+    reached: dict[int, int],
+    losses: Losses,
     *,
     ended: bool,
 ) -> None:
@@ -42,45 +46,79 @@ def place_rows(
         step: shape (n,), index into `steps`.
         tokens: shape (n,) each, the marks at the rows' starts and ends.
         times: shape (n,) each, the rows' starts and ends by the host's clock.
-        source, flags: shape (n,).
+        source, flags: shape (n,); rows that the host waited for have `TimingSource.SyncedHost` already.
+        overdue: shape (steps,), which steps the device did not get past in time: their marks are not asked.
+        reached: by stream, when the device was done with the last step that ended on it; brought up to date.
         ended: whether the steps have ended.
     """
     starts, ends = tokens
     flags[(starts == CAPTURED_MARK) | (ends == CAPTURED_MARK)] |= CAPTURED
     count = len(starts)
-    overdue = np.array([record.overdue for record in steps], np.bool_)
+    late = overdue[step]
     last = np.array([record.end_mark if ended else NO_MARK for record in steps], np.int64)
     asked = np.concatenate(
-        (np.where(overdue[step], NO_MARK, starts), np.where(overdue[step], NO_MARK, ends), np.where(overdue, -1, last))
+        (np.where(late, NO_MARK, starts), np.where(late, NO_MARK, ends), np.where(overdue, NO_MARK, last))
     )
     host = np.concatenate((*times, [record.end_ns for record in steps])).astype(np.int64)
     places = timeline.place(asked, host)
+    losses.add("device_error", int(np.count_nonzero(late & (starts >= 0))))
+    # Two marks measure something only if they are of one stream.
     both = places.known[:count] & places.known[count : 2 * count] & (flags & (LEFT_OPEN | OPEN) == 0)
+    both &= timeline.streams(starts) == timeline.streams(ends)
     shift = _causal_shift(places.ns, places.known, host, count, step, len(steps))
     moved = np.flatnonzero(both)
     own_shift = shift[step[moved]]
     times[0][moved] = places.ns[moved] + own_shift
     times[1][moved] = np.maximum(places.ns[count + moved] + own_shift, times[0][moved])
     source[moved] = TimingSource.CudaEvent
-    reached = np.where(places.known[2 * count :], places.ns[2 * count :] + shift, _NEVER)
-    np.maximum.at(reached, step[moved], times[1][moved])
-    for number, record in enumerate(steps):
-        if places.known[2 * count + number]:
-            record.source = TimingSource.CudaEvent
-        elif record.sync_ns and not record.overdue:
-            record.source = TimingSource.SyncedHost
-        if reached[number] > _NEVER:
-            record.timing_error_ns = places.error_ns + float(shift[number])
-            if ended:
-                record.end_ns = max(record.end_ns, int(reached[number]))
-    synced = np.array([record.sync_ns > 0 and not record.overdue for record in steps], np.bool_)
-    waited = ~both & synced[step] & (flags & (CAPTURED | LAUNCH_SPACING) == 0) & (ends != NO_MARK)
-    source[waited] = TimingSource.SyncedHost
+    _end_steps(timeline, steps, step, asked, places, shift, (moved, times[1][moved]), reached, ended=ended)
     # An open row's mark is asked for again when it has ended.
     done = np.concatenate((np.where(flags & OPEN, NO_MARK, starts), ends, last))
-    late = np.concatenate((overdue[step], overdue[step], overdue))
+    late = np.concatenate((late, late, overdue))
     for passed in (True, False):
         timeline.release(done[(done >= 0) & (late != passed)].tolist(), passed=passed)
+
+
+def _end_steps(
+    timeline: DeviceTimeline,
+    steps: Sequence[StepRecord],
+    step: NDArray[np.int32],
+    asked: NDArray[np.int64],
+    places: DeviceTimes,
+    shift: NDArray[np.int64],
+    moved: tuple[NDArray[np.intp], NDArray[np.int64]],
+    reached: dict[int, int],
+    *,
+    ended: bool,
+) -> None:
+    """Say of each step when its work was done, by which clock, on which device, and from when on its time counts."""
+    count = 2 * len(step)
+    rows, row_ends = moved
+    own = np.where(places.known[count:], places.ns[count:] + shift, _NEVER)
+    latest = np.copy(own)
+    np.maximum.at(latest, step[rows], row_ends)
+    devices = timeline.devices(asked)
+    of_step = np.concatenate((step, step, np.arange(len(steps), dtype=step.dtype)))
+    lowest, highest = np.full(len(steps), 1 << 31, np.int64), np.full(len(steps), -1, np.int64)
+    marked = np.flatnonzero(devices >= 0)
+    np.minimum.at(lowest, of_step[marked], devices[marked])
+    np.maximum.at(highest, of_step[marked], devices[marked])
+    streams = timeline.streams(asked[count:])
+    for number, record in enumerate(steps):
+        if own[number] > _NEVER:
+            record.source = TimingSource.CudaEvent
+        elif record.synced:
+            record.source = TimingSource.SyncedHost
+        if latest[number] > _NEVER:
+            record.timing_error_ns = places.error_ns + float(shift[number])
+            if ended:
+                record.end_ns = max(record.end_ns, int(latest[number]))
+        if lowest[number] == highest[number] and record.device in (-1, int(highest[number])):
+            record.device = int(highest[number])
+        if own[number] > _NEVER and not record.loose:
+            stream = int(streams[number])
+            record.counted_ns = min(reached.get(stream, 0), record.end_ns)
+            reached[stream] = max(reached.get(stream, 0), int(own[number]))
 
 
 def _causal_shift(
@@ -102,14 +140,19 @@ def carry_along(
     parent: NDArray[np.int32],
     levels: NDArray[np.int64],
     source: NDArray[np.uint8],
+    flags: NDArray[np.uint8],
     host_start: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
 ) -> None:
     """Move rows with host times along with the row around them that has device times; in place.
 
-    A kernel without marks of its own only has its launch: it is kept inside what it was launched in.
+    A kernel without marks of its own only has its launch: it is kept inside what it was launched in. What was launched
+    inside a captured row was captured too.
     """
+    captured = flags & CAPTURED != 0
+    if captured.any():
+        flags[(nearest(parent, captured) >= 0) & (levels >= SpanLevel.Kernel)] |= CAPTURED
     on_device = source == TimingSource.CudaEvent
     if not on_device.any():
         return

@@ -41,7 +41,8 @@ MIN_MARKED_LIMIT: Final = 16_384
 class Ended:
     """A step that has closed; its lanes hold its rows.
 
-    All three kinds of items may wait for the device: since `since_ns`, until it has passed the marks of `frontier`.
+    All three kinds of items may wait for the device: since `since_ns`, until it has passed the marks of `frontier`. One
+    that is `overdue` has waited long enough, or could not be asked.
     """
 
     alone: ClassVar[bool] = False
@@ -50,6 +51,7 @@ class Ended:
     rows: int
     frontier: tuple[int, ...] = ()
     since_ns: int = 0
+    overdue: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class Part:
     rows: int
     frontier: tuple[int, ...] = ()
     since_ns: int = 0
+    overdue: bool = False
 
     @property
     def record(self) -> StepRecord:
@@ -81,6 +84,7 @@ class Lanes:
     rows: int
     frontier: tuple[int, ...] = ()
     since_ns: int = 0
+    overdue: bool = False
 
 
 Item = Ended | Part | Lanes
@@ -92,7 +96,7 @@ class Recorder:
     Attributes:
         current: the lane of the calling context; outside every step, the idle lane.
         row_limit: rows that one open step may hold before it hands them over without span detail.
-        handles, on: the handles to switch, and whether they record.
+        handles, on: the handles to switch, and whether they record; `switch_lock` is held by whoever does.
         notify: called with the number of rows now waiting, whenever a step has ended.
         describe: completes descriptors of which more is known by now; called before rows are resolved.
         launches: the kernel launches that may be written at once; emptied when the profiler is switched off.
@@ -110,6 +114,7 @@ class Recorder:
         self.deferred = PendingRows(losses)
         self.configure(config, tracing)
         self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+        self.switch_lock = threading.RLock()
         self.on = False
         self.notify: Callable[[int], None] = lambda rows: None
         self.describe: Callable[[], None] = lambda: None
@@ -151,6 +156,8 @@ class Recorder:
         record.offset_ns = self.clock.unix() - record.start_ns
         with self._lock:
             self._open.add(record)
+            if record.timeline is None:  # it may have come in between
+                record.timeline = self.device.active
         return record
 
     def close_step(self, record: StepRecord) -> None:
@@ -266,11 +273,9 @@ class Recorder:
 
     def release_held(self, *, all_of_them: bool = False) -> None:
         """Let what the device is past wait to be resolved."""
-        timeline = self.device.timeline
-        if timeline is not None:
-            self.deferred.settle(timeline)
+        self.deferred.settle(self.device.timeline)
         if all_of_them:
-            self.deferred.forget()
+            self.deferred.forget(self.device.timeline)
         for item in self.device.released(all_of_them=all_of_them):
             self._append(item)
 
@@ -285,12 +290,13 @@ class Recorder:
     def _follow_device(self) -> None:
         """Let open steps and every handle record the way that the device's side asks for now."""
         timeline = self.device.active
-        if timeline is not None:
-            with self._lock:
-                for record in self._open:
-                    record.timeline = timeline
-        for handle in list(self.handles):
-            handle.switch(self.on)
+        with self.switch_lock:
+            if timeline is not None:
+                with self._lock:
+                    for record in list(self._open):
+                        record.timeline = timeline
+            for handle in list(self.handles):
+                handle.switch(self.on)
 
     def close_abandoned(self) -> None:
         """Write the exits of timers that were thrown away; on closed lanes they count as left open already."""
@@ -340,6 +346,7 @@ class Recorder:
         """After a fork: forget what the parent recorded and close what it had open."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self.switch_lock = threading.RLock()
         self.losses.restart_in_child()
         self.registry.renew_lock()
         self.tracing.renew_lock()

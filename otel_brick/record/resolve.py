@@ -13,7 +13,7 @@ import numpy as np
 
 from ..taxonomy import SpanLevel, TimingSource
 from .balance import Matched, match_lanes
-from .batch import COMPRESSED, CUT, LAUNCH_SPACING, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch, nearest
+from .batch import CAPTURED, COMPRESSED, CUT, LAUNCH_SPACING, LEFT_OPEN, OPEN, OUT_OF_ORDER, Batch, nearest
 from .intervals import union_ns
 from .lane import (
     TAG_ABANDONED,
@@ -29,10 +29,11 @@ from .lane import (
     TAG_LIMIT,
     TAG_MARK,
     TAG_SPAN,
+    TAG_SYNCED,
     TAG_TIMER,
     Lane,
 )
-from .marks import NO_MARK
+from .marks import CAPTURED_MARK, NO_MARK
 from .placing import carry_along, place_rows
 from .recorder import Ended, Lanes, Part
 
@@ -108,8 +109,12 @@ class _Tags:
     block: NDArray[np.int32]
 
 
-def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
-    """Turn what was taken from the recorder into a batch, and count what was wrong with it."""
+def resolve(items: Sequence[Item], registry: Registry, losses: Losses, reached: dict[int, int] | None = None) -> Batch:
+    """Turn what was taken from the recorder into a batch, and count what was wrong with it.
+
+    Args:
+        reached: by CUDA stream, when the device was done with the last step on it; brought up to date.
+    """
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
     code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
@@ -132,14 +137,17 @@ def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
         rows.flags |= CUT
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
     step_of_block = np.array(blocks.steps, np.int32)
-    _move(tags, rows, code, steps, step_of_block, levels, losses, ended=isinstance(items[0], Ended))
+    overdue, ended = np.array([item.overdue for item in items], np.bool_), isinstance(items[0], Ended)
+    _move(
+        tags, rows, code, steps, step_of_block, levels, losses, overdue, {} if reached is None else reached, ended=ended
+    )
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     if blocks.partial:
         blocks.lanes[0].carry = _carry(rows, np.flatnonzero(rows.flags & OPEN))
     number_of_block = np.array([lane.number for lane in blocks.lanes], np.int32)
     return Batch(
         steps=steps,
-        ended=isinstance(items[0], Ended),
+        ended=ended,
         step=step_of_block[rows.block],
         lane=rows.block,
         lane_number=number_of_block[rows.block],
@@ -317,6 +325,8 @@ def _move(
     step_of_block: NDArray[np.int32],
     levels: NDArray[np.int64],
     losses: Losses,
+    overdue: NDArray[np.bool_],
+    reached: dict[int, int],
     *,
     ended: bool,
 ) -> None:
@@ -339,6 +349,8 @@ def _move(
         rows.start[row], rows.end[row], rows.source[row] = known.start_ns, known.end_ns, known.source
         if known.spacing:
             rows.flags[row] |= LAUNCH_SPACING
+        if known.token == CAPTURED_MARK:
+            rows.flags[row] |= CAPTURED
     if timeline is None:
         return
     starts, ends = rows.mark, np.full(len(rows.start), NO_MARK, np.int64)
@@ -348,8 +360,22 @@ def _move(
     ends[row[~entered & (row >= 0)]] = value[~entered & (row >= 0)]
     lost = value[(row < 0) & (value >= 0)]
     timeline.release(lost.tolist(), passed=False)
-    place_rows(timeline, steps, step, (starts, ends), (rows.start, rows.end), rows.source, rows.flags, ended=ended)
-    carry_along(rows.lane_parent, levels, rows.source, host_start, rows.start, rows.end)
+    synced = rows.of_event[tags.owner[tags.kind == TAG_SYNCED]]
+    rows.source[synced[synced >= 0]] = TimingSource.SyncedHost
+    place_rows(
+        timeline,
+        steps,
+        step,
+        (starts, ends),
+        (rows.start, rows.end),
+        rows.source,
+        rows.flags,
+        overdue,
+        reached,
+        losses,
+        ended=ended,
+    )
+    carry_along(rows.parent, levels, rows.source, rows.flags, host_start, rows.start, rows.end)
 
 
 def _layers(rows: _Rows) -> NDArray[np.int32]:

@@ -45,14 +45,18 @@ class StepRecord:
         kernel_marks: whether kernels have marks of their own.
         launches: the kernel launches that may be written to its lanes at once.
         deferred: the rows of `record_deferred`, to index, None once resolved; the first `settled` have their times.
-        overdue: whether the device did not get past the step within the time that it may wait.
+        synced: whether the last wait for the device because of the sync mode succeeded.
+        device: the ordinal of the device that all its marks are of, -1 if there is none or more than one.
+        counted_ns: from when on the step's time counts: its start, or the end of the step before it on its stream.
         sync_ns: host time that the step has spent waiting for the device because of its sync mode.
         source: the clock behind the step's end; `timing_error_ns` is how far device times may be off, None without any.
     """
 
     __slots__ = (
         "__weakref__",
+        "counted_ns",
         "deferred",
+        "device",
         "dropped",
         "end_mark",
         "end_ns",
@@ -70,7 +74,6 @@ class StepRecord:
         "lock",
         "loose",
         "offset_ns",
-        "overdue",
         "parent",
         "phase",
         "reason",
@@ -83,6 +86,7 @@ class StepRecord:
         "spilling",
         "start_ns",
         "sync_ns",
+        "synced",
         "timeline",
         "timing_error_ns",
         "tokens",
@@ -119,10 +123,17 @@ class StepRecord:
         self.launches: KnownLaunches = NO_LAUNCHES
         self.deferred: list[Deferred | None] = []
         self.settled = 0
-        self.overdue = False
+        self.synced = False
+        self.device = -1
+        self.counted_ns = 0
         self.sync_ns = 0
         self.source = TimingSource.Host
         self.timing_error_ns: float | None = None
+
+    @property
+    def wall_ns(self) -> int:
+        """The step's time: to its end from its start or, where the device was not free by then, from when it was."""
+        return self.end_ns - max(self.start_ns, self.counted_ns)
 
     def error_at(self, index: int) -> tuple[str, str]:
         """The error type and message behind the index of a row."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..taxonomy import SpanLevel
 from .descriptors import count_argument
-from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_MARK, TAG_TIMER
+from .lane import SPILL_LENGTH, TAG_ABANDONED, TAG_MARK, TAG_SYNCED, TAG_TIMER
 from .marks import NO_MARK
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class BrickTimer:
         lane, self._lane = self._lane, None
         if lane is not None:
             token = self._recorder.device.mark()
-            if token >= 0 and self._recorder.device.synchronizes(SpanLevel.Brick):
-                self._recorder.device.synchronize(lane.record, token)
-                now = self._recorder.clock.now()
-            lane.extend((self._leave, now, TAG_TIMER, self._number, *tags, *_mark_tag(token)))
+            device, synced = self._recorder.device, ()
+            if token >= 0 and device.synchronizes(SpanLevel.Brick) and device.synchronize(lane.record, token):
+                now, synced = self._recorder.clock.now(), (TAG_SYNCED, 1)
+            lane.extend((self._leave, now, TAG_TIMER, self._number, *tags, *_mark_tag(token), *synced))
             if len(lane) > SPILL_LENGTH:
                 lane.spill()
         elif self._leave:

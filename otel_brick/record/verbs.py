@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import partial
@@ -49,7 +48,6 @@ class ScopeVerbs:
         self._recorder = recorder
         self._enabled = False
         self._shut = False
-        self._switch_lock = threading.RLock()
         self._bricks: dict[tuple[Any, ...], Handle] = {}
         self._seen: set[tuple[Any, ...]] = set()
         self._layers: dict[tuple[Any, ...], Handle] = {}
@@ -68,7 +66,7 @@ class ScopeVerbs:
         return self._enabled
 
     def _switch(self, on: bool) -> None:
-        with self._switch_lock:
+        with self._recorder.switch_lock:
             if self._shut:
                 return
             self._enabled = self._recorder.on = on
@@ -78,7 +76,7 @@ class ScopeVerbs:
 
     def _shut_down(self) -> bool:
         """Take no more steps and rows, and count those that come; False if that was so already."""
-        with self._switch_lock:
+        with self._recorder.switch_lock:
             first, self._shut, self._enabled = not self._shut, True, False
         self._recorder.shut()
         return first
@@ -243,7 +241,7 @@ class ScopeVerbs:
             self._seen.clear()
         self._seen.add(key)
         tail = count_tags(*count_arguments(elements, bytes_read, bytes_written))
-        return bare.variant(tail) if tail else None
+        return bare.with_tail(tail) if tail else None
 
     def _on_stream(
         self,
@@ -265,8 +263,7 @@ class ScopeVerbs:
             category=category,
             exact=exact,
         )
-        self._recorder.device.look(stream)
-        return handle.variant((), stream)
+        return self._bound(handle, stream)
 
     def kernel(
         self,
@@ -309,8 +306,7 @@ class ScopeVerbs:
         )
         if stream is None:
             return handle
-        self._recorder.device.look(stream)
-        return handle.variant((), stream)
+        return self._bound(handle, stream)
 
     def define(
         self,
@@ -331,11 +327,7 @@ class ScopeVerbs:
             TypeError, ValueError: an argument is not what it should be.
         """
         if stream is not None:
-            bound = self._on_stream(stream, self.define, brick, elements, bytes_read, bytes_written, category, exact)
-            with self._switch_lock:
-                bound.switch(self._enabled or self._shut)
-                self._recorder.handles.add(bound)
-            return bound
+            return self._on_stream(stream, self.define, brick, elements, bytes_read, bytes_written, category, exact)
         counts = count_arguments(elements, bytes_read, bytes_written)
         descriptor = self._recorder.registry.brick(brick, category, exact=exact)
         bare = (brick, OMITTED, OMITTED, OMITTED, category, exact)
@@ -344,6 +336,12 @@ class ScopeVerbs:
             self._handle(self._bricks, bare, descriptor)
         key = (brick, *(OMITTED if count == NO_COUNT else count for count in counts), category, exact)
         return self._bricks.get(key) or self._handle(self._bricks, key, descriptor, *counts)
+
+    def _bound(self, handle: Handle, stream: object) -> Handle:
+        """A handle for work on a stream, which begins device time."""
+        bound = handle.on_stream(stream)
+        self._recorder.device.look(stream)
+        return bound
 
     def _handle(
         self,
@@ -366,7 +364,7 @@ class ScopeVerbs:
             if layer != NO_COUNT:
                 tail = (*tail, TAG_LAYER, layer)
         handle = Handle(self._recorder, site, descriptor.level, tail)
-        with self._switch_lock:
+        with self._recorder.switch_lock:
             handle.switch(self._enabled or self._shut)
             self._recorder.handles.add(handle)
         if not tail and len(cache) < MAX_HANDLES and descriptor.name != OVERFLOW_NAME:

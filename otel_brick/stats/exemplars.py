@@ -99,7 +99,7 @@ class Exemplars:
         record = batch.steps[number]
         if record.loose or record.parent is None:
             return
-        duration = record.end_ns - record.start_ns
+        duration = record.wall_ns
         table, place = self.steps, (int(record.phase), int(np.searchsorted(EXPLICIT_UPPER_NS, duration)))
         table.span_id[place] = record.parent.span_id
         table.trace_high[place], table.trace_low[place] = high, low

@@ -65,7 +65,7 @@ class StepTable:
         phase = np.array([step.phase for step in batch.steps], np.int64)
         if batch.ended:
             ends = np.array([step.end_ns for step in batch.steps], np.int64)
-            wall = ends - np.array([step.start_ns for step in batch.steps], np.int64)
+            wall = np.array([step.wall_ns for step in batch.steps], np.int64)
             self._add_ended(batch, in_step, phase, wall)
             waited = np.maximum(now_ns - ends[in_step], 0)
             self.columns["finalize_count"] += len(waited)
@@ -106,7 +106,9 @@ class StepTable:
         rows = np.flatnonzero(
             (brick >= 0) & (batch.brick_parent < 0) & (batch.flags & (LEFT_OPEN | OPEN) == 0) & in_step[batch.step]
         )
-        step, start, end = batch.step[rows], batch.start[rows], batch.end[rows]
+        step, end = batch.step[rows], batch.end[rows]
+        counted = np.array([record.counted_ns for record in batch.steps], np.int64)
+        start = np.minimum(np.maximum(batch.start[rows], counted[step]), end)
         lane, first = batch.lane[rows], heads_of(batch.lane[rows])
         own: Any = slice(None)
         if any(record.handed_over for record in batch.steps):

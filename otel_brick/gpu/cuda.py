@@ -40,7 +40,7 @@ class _Stream:
 
     Attributes:
         last: its newest token; `passed` is the newest that the device is known to have passed.
-        thread: the thread whose default stream it is, None for a stream of all threads.
+        local: whether it is one thread's default stream, which no other thread can mark.
         mark: marks it.
     """
 
@@ -50,7 +50,7 @@ class _Stream:
         self.core = core
         self.last = NO_MARK
         self.passed = NO_MARK
-        self.thread: int | None = None
+        self.local = False
         self.mark: Mark = lambda: NO_MARK
 
 
@@ -88,7 +88,7 @@ class CudaTimeline:
         self._made = 0
         self._streams: list[_Stream] = []
         self._by_handle: dict[int, _Stream] = {}
-        self._by_thread: dict[int, _Stream] = {}
+        self._local = threading.local()
         self._devices: dict[int, DeviceClock] = {}
         self._given = stream  # held, so that its handle stays what it is
         self._default: Mark | None = None
@@ -153,13 +153,18 @@ class CudaTimeline:
     def mark_stream(self, stream: int) -> int:
         """Mark a stream by its ordinal; a per-thread default stream only on its own thread."""
         found = self._streams[stream]
-        return found.mark() if found.thread in (None, threading.get_ident()) else NO_MARK
+        return found.mark() if not found.local or getattr(self._local, "stream", None) is found else NO_MARK
 
     def _of_thread(self) -> int:
         """Marks the calling thread's own default stream."""
-        number = threading.get_ident()
-        found = self._by_thread.get(number)
-        return (found or self._known(PER_THREAD_STREAM, self._by_thread, number)).mark()
+        # Not by the thread's number, which another thread may have later.
+        found: _Stream | None = getattr(self._local, "stream", None)
+        if found is None:
+            found = self._made_stream(PER_THREAD_STREAM)
+            if found is None:
+                return NO_MARK
+            found.local, self._local.stream = True, found
+        return found.mark()
 
     def _of_legacy(self) -> int:
         """Marks the legacy default stream of the context that is current."""
@@ -195,11 +200,10 @@ class CudaTimeline:
         except Exception as error:
             self._failed(error)
             return None
-        stream = _Stream(len(self._streams), device, wrapped)
-        if handle == PER_THREAD_STREAM:
-            stream.thread = threading.get_ident()
-        stream.mark = self._marking(stream)
-        self._streams.append(stream)
+        with self._lock:
+            stream = _Stream(len(self._streams), device, wrapped)
+            stream.mark = self._marking(stream)
+            self._streams.append(stream)
         return stream
 
     def _device(self, stream: Any) -> DeviceClock:

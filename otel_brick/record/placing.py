@@ -13,6 +13,7 @@ import numpy as np
 from ..taxonomy import SpanLevel, TimingSource
 from .batch import CAPTURED, LEFT_OPEN, OPEN, nearest
 from .marks import CAPTURED_MARK, NO_MARK
+from .step import FROM_START
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,8 +118,8 @@ def _end_steps(
             record.device = int(highest[number])
         if own[number] > _NEVER and not record.loose:
             stream = int(streams[number])
-            record.counted_ns = min(reached.get(stream, 0), record.end_ns)
-            reached[stream] = max(reached.get(stream, 0), int(own[number]))
+            record.counted_ns = min(reached.get(stream, FROM_START), record.end_ns)
+            reached[stream] = max(reached.get(stream, FROM_START), int(own[number]))
 
 
 def _causal_shift(

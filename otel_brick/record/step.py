@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .marks import DeviceTimeline
 
 MAX_ERRORS: Final = 1_024
+FROM_START: Final = -(1 << 62)
+"""Earlier than any time: a step's time counts from its start."""
 OTHER_ERROR: Final = "_OTHER"
 """OpenTelemetry's value of `error.type` for errors that are not told apart."""
 
@@ -125,7 +127,7 @@ class StepRecord:
         self.settled = 0
         self.synced = False
         self.device = -1
-        self.counted_ns = 0
+        self.counted_ns = FROM_START
         self.sync_ns = 0
         self.source = TimingSource.Host
         self.timing_error_ns: float | None = None

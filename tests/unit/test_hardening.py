@@ -90,7 +90,9 @@ def interrupt(profiler: BrickProfiler, name: str) -> None:
         "_recorder.tracing._lock",
         "_pipeline.lock",
         "_pipeline._start_lock",
-        "_switch_lock",
+        "_recorder.switch_lock",
+        "_recorder.device._lock",
+        "_recorder.deferred._lock",
     ],
 )
 def test_a_thread_that_is_interrupted_inside_a_lock_can_record_and_read(lock: str) -> None:

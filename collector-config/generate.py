@@ -42,6 +42,8 @@ SPAN_METRICS: Final = "traces_span_metrics_duration_seconds"
 """The histogram that `span_metrics` makes in `gateway.yaml`, as Prometheus names it."""
 SLOWER_THAN_USUAL: Final = "brick:duration_seconds:p99_30m / brick:duration_seconds:p99_30m_median1d"
 """Of two recording rules in `rules/otel_brick.yml`."""
+COLLECTORS_FAILED: Final = "collector:exporter_failed_items:total"
+"""Another one: what the exporters of collectors did not queue or send."""
 
 _DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _RATE: Final = "[$__rate_interval]"
@@ -202,6 +204,18 @@ BUDGETS_AND_LOSSES: Final = (
         (Query(f"sum by ({REASON}) (increase({DROPPED}{{{OF_JOB}}}{_RATE}))", of(REASON)),),
     ),
     Panel(
+        "Lost by collectors",
+        "Spans and points that a collector did not queue (enqueue_failed) or send (send_failed), since it started, of "
+        "all services; from a recording rule. What an agent does not queue it refuses, and engines try again.",
+        "short",
+        (
+            Query(
+                f"sum by (instance, exporter, counter) ({COLLECTORS_FAILED})",
+                f"{of('instance')} {of('exporter')} {of('counter')}",
+            ),
+        ),
+    ),
+    Panel(
         "Delay of the worker",
         "Mean time from the end of a step until its rows were counted; mostly the 0.2 s for which the worker collects.",
         "s",
@@ -303,7 +317,7 @@ def _placed() -> Iterator[dict[str, object]]:
         ("Steps", tuple(map(_chart, STEPS)), 8),
         ("Bricks", tuple(map(_chart, BRICKS)), 8),
         ("Layers", (_layer_matrix(),), 24),
-        ("Budgets and losses", tuple(map(_chart, BUDGETS_AND_LOSSES)), 12),
+        ("Budgets and losses", tuple(map(_chart, BUDGETS_AND_LOSSES)), 8),
     )
     number, top = 1, 0
     for title, panels, width in sections:
@@ -350,8 +364,9 @@ def _layer_matrix() -> dict[str, object]:
         "type": "table",
         "title": "Mean time by layer and brick",
         "description": (
-            "From spans, by the span_metrics connector of the gateway: steps with detail only, so the first, slow and "
-            "one in so many. Compare layers with each other; how long a brick takes, the panels above know better."
+            "From spans, by the span_metrics connector of the gateway: steps with detail only, which are the first, "
+            "failed and slow ones and one in so many. Slow ones are frequent among them, so these times are too long. "
+            "Compare layers with each other; how long a brick takes, the panels above know."
         ),
         "datasource": _DATASOURCE,
         "fieldConfig": {

@@ -32,8 +32,7 @@ class Stack:
         agent: sends traces to Jaeger, shows metrics to Prometheus, and writes both into `agent_traces` and
             `agent_metrics` besides.
         edge: another agent, which sends all to the gateway.
-        gateway: sends to Jaeger, to Prometheus, and to the sink where there would be Tempo.
-        edge: another agent, which sends all to the gateway.
+        stuck: an agent with a small queue, whose backend is not there.
         gateway: sends to Jaeger, to Prometheus, and to the sink where there would be Tempo.
         folder: where logs and files are.
     """
@@ -42,6 +41,7 @@ class Stack:
     prometheus: PrometheusServer
     agent: Collector
     edge: Collector
+    stuck: Collector
     gateway: Collector
     sink: Sink
     agent_traces: Path
@@ -128,31 +128,43 @@ def stack(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Itera
             },
         )
         started(edge)
-        telemetry = [server.telemetry_address for server in (agent, edge, gateway, jaeger)]
+        stuck = Collector(
+            binaries,
+            "stuck",
+            folder,
+            [CONFIGS / "agent.yaml"],
+            {
+                "JAEGER_OTLP_ENDPOINT": free_address(),
+                "QUEUE_SIZE_BYTES": "20000",
+                "RETRY_MAX_ELAPSED_TIME": "30s",
+            },
+        )
+        started(stuck)
+        telemetry = [server.telemetry_address for server in (agent, edge, stuck, gateway, jaeger)]
         agents = [agent.prometheus_page, free_address()]
         prometheus.scrape({"otel-brick-agent": agents, "telemetry-pipeline": telemetry})
-        for engine in engines(agent, edge):
+        for engine in engines(agent, edge, stuck):
             running.enter_context(engine)
             running.callback(engine.kill)
             engine.ask("budget", name="RmsNorm", budget_ns=1)
             engine.ask("run", pause_s=0.03, brick_ms=0.2)
-        yield Stack(jaeger, prometheus, agent, edge, gateway, sink, traces, metrics, folder)
+        yield Stack(jaeger, prometheus, agent, edge, stuck, gateway, sink, traces, metrics, folder)
 
 
-def engines(agent: Collector, edge: Collector) -> list[Engine]:
+def engines(agent: Collector, edge: Collector, stuck: Collector) -> list[Engine]:
     """Programs that go on while the tests run, for rules and dashboards: one as it should be, one behind the gateway,
     one whose traces are cut, and one that loses them."""
     often = {"OTEL_METRIC_EXPORT_INTERVAL": "1000"}
-    nowhere = {
+    refused = {
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{agent.http}/v1/metrics",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://{free_address()}/v1/traces",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{stuck.http}/v1/traces",
         "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "1",
     }
     return [
         Engine(LONG_RUNNING, agent.http, environ=often),
         Engine("engine-behind-gateway", edge.grpc, "grpc", environ=often, detail="all"),
         Engine("engine-that-is-cut", agent.http, environ=often, detail="all", max_rows_per_trace=5),
-        Engine("engine-that-loses", None, environ=often | nowhere),
+        Engine("engine-that-loses", None, environ=often | refused),
     ]
 
 

@@ -75,6 +75,43 @@ def test_steps_during_an_outage_of_the_agent_are_in_jaeger_afterwards(
         agent.stop()
 
 
+def test_what_the_queue_of_the_agent_does_not_hold_is_refused_and_sent_again(
+    binaries: Binaries, tmp_path: Path
+) -> None:
+    """The smallest queue that holds every request, and more than it holds; the backend is away, and comes."""
+    steps, rows = 60, 500
+    sink = Sink(binaries, "sink", tmp_path)
+    agent = Collector(
+        binaries,
+        "agent",
+        tmp_path,
+        [CONFIGS / "agent.yaml"],
+        {"JAEGER_OTLP_ENDPOINT": sink.grpc_address, "QUEUE_SIZE_BYTES": str(4 << 20)},
+    )
+    environ = {"OTEL_EXPORTER_OTLP_TIMEOUT": "60"}
+    try:
+        agent.start()
+        with Engine("queue-full", agent.grpc, "grpc", environ=environ, detail="all", metrics=False) as engine:
+            engine.ask("wide", count=steps, rows=rows)
+            wait_for("a full queue", lambda: "sending queue is full" in agent.log)
+            sink.start()
+            assert engine.flush(60)
+            assert engine.losses() == {}
+        expected = steps * (1 + rows)
+
+        def arrived() -> bool:
+            count = sink.traces_path.read_bytes().count(b'"spanId":')
+            assert count >= expected, f"{count} of {expected} spans"
+            return True
+
+        wait_for("the spans", arrived)
+        ids = {span.span_id for span in read_spans(sink.traces_path)}
+        assert len(ids) == expected
+    finally:
+        agent.kill()
+        sink.kill()
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_waits_longer_than_a_request_may_take_is_counted(
     protocol: str, binaries: Binaries, tmp_path: Path

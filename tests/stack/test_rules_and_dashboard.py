@@ -75,6 +75,7 @@ EXPECTED = {
     "BrickOverBudget": LONG_RUNNING,
     "BrickRecordsLost": "engine-that-loses",
     "BrickTracesCut": "engine-that-is-cut",
+    "BrickCollectorLosesData": "telemetry-pipeline",
     "BrickMetricsMissing": GONE,
     "BrickAgentDown": "otel-brick-agent",
 }
@@ -108,6 +109,22 @@ def test_every_alert_has_something_to_fire_at(stack: Stack) -> None:
             return True
 
         wait_for(f"{name}: {condition}", fires, ANSWER_S, interval_s=1)
+
+
+def test_a_collector_that_loses_is_named_with_its_exporter_and_the_kind_of_loss(stack: Stack) -> None:
+    """Its queue is full at once; what is in it is given up after half a minute. Collectors without losses are not."""
+    (condition,) = [rule["query"] for rule in rules(stack, "alerting") if rule["name"] == "BrickCollectorLosesData"]
+    place = stack.stuck.telemetry_address, "otlp_grpc/jaeger"
+    expected = {(*place, f"{kind}_failed_spans") for kind in ("enqueue", "send")}
+
+    def told() -> set[tuple[str, ...]]:
+        losses = stack.prometheus.query.values(condition, "instance", "exporter", "counter")
+        assert expected <= set(losses), losses
+        assert all(lost > 0 for lost in losses.values())
+        return set(losses)
+
+    instances = {instance for instance, _, _ in wait_for(condition, told, ANSWER_S, interval_s=1)}
+    assert not instances & {server.telemetry_address for server in (stack.agent, stack.edge, stack.jaeger)}
 
 
 def test_alerts_leave_engines_alone_that_are_as_they_should_be(stack: Stack) -> None:

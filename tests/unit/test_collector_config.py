@@ -108,8 +108,9 @@ class TestNames:
     def test_every_recording_rule_that_is_read_is_written(self) -> None:
         rules = [rule for group in read("rules/otel_brick.yml")["groups"] for rule in group["rules"]]
         written = {rule["record"] for rule in rules if "record" in rule}
-        used = {word for text in expressions() for word in re.findall(r"brick:\w+:\w+", text)}
+        used = {word for text in expressions() for word in re.findall(r"\b(?:brick|collector):\w+:\w+", text)}
         assert used <= written
+        assert generate.COLLECTORS_FAILED in used
 
     @pytest.mark.parametrize("name", ["gateway.yaml", "tempo.yaml"])
     def test_attributes_in_collectors_and_tempo_are_ours(self, name: str) -> None:
@@ -186,10 +187,44 @@ class TestCollectorFiles:
             re.findall(r"\w+", (FOLDER / "before-2026" / name).read_text("utf-8"))
         )
 
+    def test_nothing_in_the_agent_says_yes_before_a_queue_does(self) -> None:
+        """Else engines are told that spans arrived which then find the queue full, and nobody sends them again."""
+        config = with_defaults("agent.yaml")
+        assert {name for pipeline in config["service"]["pipelines"].values() for name in pipeline["processors"]} == {
+            "memory_limiter"
+        }
+        queues = [exporter["sending_queue"] for name, exporter in config["exporters"].items() if "otlp" in name]
+        assert len(queues) == 3
+        for queue in queues:
+            assert (queue["sizer"], queue["batch"]["sizer"]) == ("bytes", "items")
+            assert queue["batch"]["min_size"] <= queue["batch"]["max_size"] <= 4096
+
+    def test_prometheus_scrapes_the_telemetry_of_every_collector(self) -> None:
+        names = ("agent.yaml", "gateway.yaml", "jaeger.yaml")
+        ports = {
+            reader["pull"]["exporter"]["prometheus"]["port"]
+            for name in names
+            for reader in with_defaults(name)["service"]["telemetry"]["metrics"]["readers"]
+        }
+        by_job = {group["labels"]["job"]: group["targets"] for group in read("targets.yml")}
+        assert {f"localhost:{port}" for port in ports} == set(by_job["telemetry-pipeline"])
+        by_job = {group["labels"]["job"]: group["targets"] for group in read("targets.compose.yml")}
+        hosts = {target.partition(":")[0] for target in by_job["telemetry-pipeline"]}
+        assert hosts == {name.removesuffix(".yaml") for name in names}
+
+    @pytest.mark.parametrize("name", ["agent.yaml", "gateway.yaml", "jaeger.yaml", "tempo.yaml"])
+    def test_only_this_machine_reaches_them_unless_a_variable_says_otherwise(self, name: str) -> None:
+        text = re.sub(r"\$\{(?:env:)?\w+:-([^}]*)\}", r"\1", (FOLDER / name).read_text(encoding="utf-8"))
+        found = re.findall(r"^[\s-]*(\w*(?:endpoint|address|host|url)): (\S+)$", text, re.MULTILINE)
+        expected = {"http_listen_address", "grpc_listen_address"} if name == "tempo.yaml" else {"endpoint", "host"}
+        assert expected <= {key for key, _ in found}
+        assert all(re.match(r"(http://)?localhost\b", address) for _, address in found)
+
     def test_readme_has_every_variable_with_its_defaults(self) -> None:
         page = (FOLDER / "README.md").read_text(encoding="utf-8")
-        for name in ("agent.yaml", "gateway.yaml", "jaeger.yaml"):
-            for variable, default in VARIABLE.findall((FOLDER / name).read_text(encoding="utf-8")):
+        for name in ("agent.yaml", "gateway.yaml", "jaeger.yaml", "tempo.yaml"):
+            text = (FOLDER / name).read_text(encoding="utf-8")
+            for variable, default in re.findall(r"\$\{(?:env:)?(\w+):-([^}]*)\}", text):
                 rows = [line for line in page.splitlines() if line.startswith("|") and f"`{variable}`" in line]
                 assert any(f"`{default}`" in row for row in rows), (name, variable)
 

@@ -7,6 +7,7 @@ that the instrumentor was given. Nothing of ours reaches the caller: what fails 
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -174,6 +175,10 @@ class Launches:
         identities.describe(self.recorder.losses)
 
 
+_inside = threading.local()
+"""Whether this thread is inside a call that has a row."""
+
+
 class Capture:
     """Writes rows around calls.
 
@@ -199,7 +204,7 @@ class Capture:
 
     def lane(self) -> Lane | None:
         """The lane for a row that begins now; None where nobody records."""
-        if not self.open:
+        if not self.open or getattr(_inside, "call", False):
             return None
         lane = innermost.get()
         if lane is None or isinstance(lane, IdleLane):
@@ -247,11 +252,15 @@ class Capture:
             self.failed(recorder, error)
             recorder.close_if_loose(lane)
             return call(*arguments, **keywords)
+        # A call of cuda.core may make one of the driver's by a name that is ours too: that is the same row.
+        _inside.call = True
         try:
             result = call(*arguments, **keywords)
         except BaseException as error:
             self._close(lane, entry, mark, tags, type(error), error, level)
             raise
+        finally:
+            _inside.call = False
         self._close(lane, entry, mark, tags, None if failure is None else failure(result), "", level)
         return result
 

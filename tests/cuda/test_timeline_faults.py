@@ -250,10 +250,10 @@ child = os.fork()
 if not child:
     with profiler.step(), profiler.brick(BrickId.RmsNorm):
         pass
-    print(profiler.brick_stats(BrickId.RmsNorm).timing_source, profiler.losses()["device_error"])
+    print(int(profiler.brick_stats(BrickId.RmsNorm).timing_source), profiler.losses()["device_error"])
     raise SystemExit
 print("child", os.waitpid(child, 0)[1])
-print(profiler.brick_stats(BrickId.LmHead).timing_source)
+print(int(profiler.brick_stats(BrickId.LmHead).timing_source))
 """
     )
     assert done.stderr == ""

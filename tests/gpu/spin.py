@@ -6,6 +6,7 @@ clock has counted into memory of the host: a duration that our events have no pa
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ class Spins:
             standin.set_kernel(MANGLED, duration_ns=100 * US, registers=24, static_shared_bytes=256)
         self._memory = LegacyPinnedMemoryResource().allocate(8 * SLOTS)
         self._address = int(self._memory.handle)
-        self._slots = np.from_dlpack(self._memory).view(np.uint64)
+        self._slots = np.ctypeslib.as_array((ctypes.c_uint64 * SLOTS).from_address(self._address))
         self._next = 0
         stream = device.create_stream()
         for us in DURATIONS_US:

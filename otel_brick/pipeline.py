@@ -96,7 +96,6 @@ class Pipeline:
         self._worker: threading.Thread | None = None
         self._stopping = False
         self._collecting = False
-        self._reached: dict[int, int] = {}
 
     def _forget(self) -> None:
         self.generation += 1
@@ -173,7 +172,7 @@ class Pipeline:
     def _apply(self, items: list[Item]) -> None:
         registry = self._recorder.registry
         self._recorder.describe()
-        batch = resolve(items, registry, self._recorder.losses, self._reached)
+        batch = resolve(items, registry, self._recorder.losses)
         budgets = self.budgets.by_brick()
         if budgets is not None:
             batch = replace(batch, budgets=budgets)

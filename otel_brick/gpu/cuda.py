@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,6 +55,19 @@ class _Stream:
         self.mark: Mark = lambda: NO_MARK
 
 
+class _Holder:
+    """Held by a thread for its default stream, which others may have when the thread has ended."""
+
+    __slots__ = ("_idle", "stream")
+
+    def __init__(self, stream: _Stream, idle: deque[_Stream]) -> None:
+        self.stream = stream
+        self._idle = idle
+
+    def __del__(self) -> None:
+        self._idle.append(self.stream)
+
+
 _NOWHERE: Final = _Stream(0, None, None)
 """Stands for a stream that can not be had now: its marks are `NO_MARK`."""
 
@@ -89,6 +103,7 @@ class CudaTimeline:
         self._streams: list[_Stream] = []
         self._by_handle: dict[int, _Stream] = {}
         self._local = threading.local()
+        self._idle: deque[_Stream] = deque()
         self._devices: dict[int, DeviceClock] = {}
         self._given = stream  # held, so that its handle stays what it is
         self._default: Mark | None = None
@@ -153,18 +168,32 @@ class CudaTimeline:
     def mark_stream(self, stream: int) -> int:
         """Mark a stream by its ordinal; a per-thread default stream only on its own thread."""
         found = self._streams[stream]
-        return found.mark() if not found.local or getattr(self._local, "stream", None) is found else NO_MARK
+        holder: _Holder | None = getattr(self._local, "holder", None)
+        return found.mark() if not found.local or (holder and holder.stream is found) else NO_MARK
 
     def _of_thread(self) -> int:
         """Marks the calling thread's own default stream."""
         # Not by the thread's number, which another thread may have later.
-        found: _Stream | None = getattr(self._local, "stream", None)
-        if found is None:
-            found = self._made_stream(PER_THREAD_STREAM)
+        holder: _Holder | None = getattr(self._local, "holder", None)
+        if holder is None:
+            found = self._left() or self._made_stream(PER_THREAD_STREAM)
             if found is None:
                 return NO_MARK
-            found.local, self._local.stream = True, found
-        return found.mark()
+            found.local = True
+            holder = self._local.holder = _Holder(found, self._idle)
+        return holder.stream.mark()
+
+    def _left(self) -> _Stream | None:
+        """What stood for the default stream of a thread that has ended, if nothing waits on that any more."""
+        for _ in range(len(self._idle)):
+            try:
+                found = self._idle.popleft()
+            except IndexError:  # another thread was quicker
+                return None
+            if self._event(found.last) is None:
+                return found
+            self._idle.append(found)
+        return None
 
     def _of_legacy(self) -> int:
         """Marks the legacy default stream of the context that is current."""

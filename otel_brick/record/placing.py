@@ -13,7 +13,6 @@ import numpy as np
 from ..taxonomy import SpanLevel, TimingSource
 from .batch import CAPTURED, LEFT_OPEN, OPEN, nearest
 from .marks import CAPTURED_MARK, NO_MARK
-from .step import FROM_START
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +35,6 @@ def place_rows(
     source: NDArray[np.uint8],
     flags: NDArray[np.uint8],
     overdue: NDArray[np.bool_],
-    reached: dict[int, int],
     losses: Losses,
     *,
     ended: bool,
@@ -49,18 +47,20 @@ def place_rows(
         times: shape (n,) each, the rows' starts and ends by the host's clock.
         source, flags: shape (n,); rows that the host waited for have `TimingSource.SyncedHost` already.
         overdue: shape (steps,), which steps the device did not get past in time: their marks are not asked.
-        reached: by stream, when the device was done with the last step that ended on it; brought up to date.
         ended: whether the steps have ended.
     """
     starts, ends = tokens
     flags[(starts == CAPTURED_MARK) | (ends == CAPTURED_MARK)] |= CAPTURED
     count = len(starts)
     late = overdue[step]
+    first = np.array([record.start_mark if ended else NO_MARK for record in steps], np.int64)
     last = np.array([record.end_mark if ended else NO_MARK for record in steps], np.int64)
-    asked = np.concatenate(
-        (np.where(late, NO_MARK, starts), np.where(late, NO_MARK, ends), np.where(overdue, NO_MARK, last))
+    marks = (starts, ends, last, first)
+    lates = (late, late, overdue, overdue)
+    asked = np.concatenate([np.where(without, NO_MARK, mark) for mark, without in zip(marks, lates, strict=True)])
+    host = np.concatenate((*times, [record.end_ns for record in steps], [record.start_ns for record in steps])).astype(
+        np.int64
     )
-    host = np.concatenate((*times, [record.end_ns for record in steps])).astype(np.int64)
     places = timeline.place(asked, host)
     losses.add("device_error", int(np.count_nonzero(late & (starts >= 0))))
     # Two marks measure something only if they are of one stream.
@@ -72,10 +72,10 @@ def place_rows(
     times[0][moved] = places.ns[moved] + own_shift
     times[1][moved] = np.maximum(places.ns[count + moved] + own_shift, times[0][moved])
     source[moved] = TimingSource.CudaEvent
-    _end_steps(timeline, steps, step, asked, places, shift, (moved, times[1][moved]), reached, ended=ended)
+    _end_steps(timeline, steps, step, asked, places, shift, (moved, times[1][moved]), ended=ended)
     # An open row's mark is asked for again when it has ended.
-    done = np.concatenate((np.where(flags & OPEN, NO_MARK, starts), ends, last))
-    late = np.concatenate((late, late, overdue))
+    done = np.concatenate((np.where(flags & OPEN, NO_MARK, starts), ends, last, first))
+    late = np.concatenate(lates)
     for passed in (True, False):
         timeline.release(done[(done >= 0) & (late != passed)].tolist(), passed=passed)
 
@@ -88,23 +88,25 @@ def _end_steps(
     places: DeviceTimes,
     shift: NDArray[np.int64],
     moved: tuple[NDArray[np.intp], NDArray[np.int64]],
-    reached: dict[int, int],
     *,
     ended: bool,
 ) -> None:
     """Say of each step when its work was done, by which clock, on which device, and from when on its time counts."""
-    count = 2 * len(step)
+    count, more = 2 * len(step), len(steps)
     rows, row_ends = moved
-    own = np.where(places.known[count:], places.ns[count:] + shift, _NEVER)
+    own, begun = (
+        np.where(places.known[at : at + more], places.ns[at : at + more] + shift, _NEVER)
+        for at in (count, count + more)
+    )
     latest = np.copy(own)
     np.maximum.at(latest, step[rows], row_ends)
     devices = timeline.devices(asked)
-    of_step = np.concatenate((step, step, np.arange(len(steps), dtype=step.dtype)))
+    each = np.arange(more, dtype=step.dtype)
+    of_step = np.concatenate((step, step, each, each))
     lowest, highest = np.full(len(steps), 1 << 31, np.int64), np.full(len(steps), -1, np.int64)
     marked = np.flatnonzero(devices >= 0)
     np.minimum.at(lowest, of_step[marked], devices[marked])
     np.maximum.at(highest, of_step[marked], devices[marked])
-    streams = timeline.streams(asked[count:])
     for number, record in enumerate(steps):
         if own[number] > _NEVER:
             record.source = TimingSource.CudaEvent
@@ -116,10 +118,8 @@ def _end_steps(
                 record.end_ns = max(record.end_ns, int(latest[number]))
         if lowest[number] == highest[number] and record.device in (-1, int(highest[number])):
             record.device = int(highest[number])
-        if own[number] > _NEVER and not record.loose:
-            stream = int(streams[number])
-            record.counted_ns = min(reached.get(stream, FROM_START), record.end_ns)
-            reached[stream] = max(reached.get(stream, FROM_START), int(own[number]))
+        if begun[number] > _NEVER:
+            record.counted_ns = min(int(begun[number]), record.end_ns)
 
 
 def _causal_shift(

@@ -158,6 +158,8 @@ class Recorder:
             self._open.add(record)
             if record.timeline is None:  # it may have come in between
                 record.timeline = self.device.active
+        if record.timeline is not None:
+            record.start_mark = record.timeline.default()
         return record
 
     def close_step(self, record: StepRecord) -> None:

@@ -109,12 +109,8 @@ class _Tags:
     block: NDArray[np.int32]
 
 
-def resolve(items: Sequence[Item], registry: Registry, losses: Losses, reached: dict[int, int] | None = None) -> Batch:
-    """Turn what was taken from the recorder into a batch, and count what was wrong with it.
-
-    Args:
-        reached: by CUDA stream, when the device was done with the last step on it; brought up to date.
-    """
+def resolve(items: Sequence[Item], registry: Registry, losses: Losses) -> Batch:
+    """Turn what was taken from the recorder into a batch, and count what was wrong with it."""
     steps, blocks = _blocks(items)
     flat = _concatenate(blocks)
     code, value = np.ascontiguousarray(flat[0::2]), np.ascontiguousarray(flat[1::2])
@@ -138,9 +134,7 @@ def resolve(items: Sequence[Item], registry: Registry, losses: Losses, reached: 
     levels = registry.descriptor_level.data[registry.site_descriptor.data[rows.site]]
     step_of_block = np.array(blocks.steps, np.int32)
     overdue, ended = np.array([item.overdue for item in items], np.bool_), isinstance(items[0], Ended)
-    _move(
-        tags, rows, code, steps, step_of_block, levels, losses, overdue, {} if reached is None else reached, ended=ended
-    )
+    _move(tags, rows, code, steps, step_of_block, levels, losses, overdue, ended=ended)
     brick_parent = _measure(rows, (levels == SpanLevel.Brick) & (rows.flags & LEFT_OPEN == 0))
     if blocks.partial:
         blocks.lanes[0].carry = _carry(rows, np.flatnonzero(rows.flags & OPEN))
@@ -326,7 +320,6 @@ def _move(
     levels: NDArray[np.int64],
     losses: Losses,
     overdue: NDArray[np.bool_],
-    reached: dict[int, int],
     *,
     ended: bool,
 ) -> None:
@@ -371,7 +364,6 @@ def _move(
         rows.source,
         rows.flags,
         overdue,
-        reached,
         losses,
         ended=ended,
     )

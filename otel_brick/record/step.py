@@ -43,13 +43,13 @@ class StepRecord:
         spilling: whether a lane is becoming an array, which a finalizer must not begin again.
         dropped: rows whose span detail was dropped before the step ended.
         timeline: gives the device times of the rows; None where they have host times only.
-        end_mark: the mark at the step's end.
+        start_mark, end_mark: the marks at the step's start and end.
         kernel_marks: whether kernels have marks of their own.
         launches: the kernel launches that may be written to its lanes at once.
         deferred: the rows of `record_deferred`, to index, None once resolved; the first `settled` have their times.
         synced: whether the last wait for the device because of the sync mode succeeded.
         device: the ordinal of the device that all its marks are of, -1 if there is none or more than one.
-        counted_ns: from when on the step's time counts: its start, or the end of the step before it on its stream.
+        counted_ns: when the device reached the step; its time counts from then on.
         sync_ns: host time that the step has spent waiting for the device because of its sync mode.
         source: the clock behind the step's end; `timing_error_ns` is how far device times may be off, None without any.
     """
@@ -86,6 +86,7 @@ class StepRecord:
         "source",
         "span",
         "spilling",
+        "start_mark",
         "start_ns",
         "sync_ns",
         "synced",
@@ -120,7 +121,7 @@ class StepRecord:
         self.interval = 0
         self.root = False
         self.timeline: DeviceTimeline | None = None
-        self.end_mark = NO_MARK
+        self.start_mark = self.end_mark = NO_MARK
         self.kernel_marks = False
         self.launches: KnownLaunches = NO_LAUNCHES
         self.deferred: list[Deferred | None] = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from cuda.core import Device, LaunchConfig, Stream, launch
+from cuda.core import PER_THREAD_DEFAULT_STREAM, Device, LaunchConfig, Stream, launch
 
 from otel_brick import BrickId, BrickProfiler, SyncMode, TimingSource
 from otel_brick.testing import InMemoryTraces
@@ -264,3 +265,42 @@ def test_starts_that_nobody_records_do_not_use_up_events(
         for _ in range(3000):
             driver.advance(1)
             profiled.elapsed_ns()
+
+
+def test_nested_steps_and_steps_on_streams_side_by_side_count_their_whole_time(
+    driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
+) -> None:
+    gemv = kernel("gemv", duration_ns=MS)
+    with profiled.step(phase="prefill"), profiled.brick("Outer"):
+        launch(stream, ONE, gemv)
+        with profiled.step(phase="decode", tokens=1), profiled.brick("Inner"):
+            launch(stream, ONE, gemv)
+    profiled.finalize()
+    assert profiled.wall_ns() == 2 * MS + MS
+    assert profiled.phase_tokens_per_sec("decode") == pytest.approx(1000)
+
+
+def test_threads_that_come_and_go_do_not_use_up_the_streams(
+    driver: Driver, device: Device, kernel: Any, traces: InMemoryTraces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("otel_brick.gpu.cuda.MAX_STREAMS", 16)
+    profiler = BrickProfiler.enabled(
+        stream=PER_THREAD_DEFAULT_STREAM, clock=driver.clock, tracer_provider=traces.provider
+    )
+    gemv = kernel("gemv", duration_ns=MS)
+
+    def work() -> None:
+        device.set_current()
+        with profiler.step(), profiler.brick("B"):
+            launch(PER_THREAD_DEFAULT_STREAM, ONE, gemv)
+        profiler.finalize()
+        profiler.step_count()
+
+    for _ in range(100):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    found = profiler.stats("B")
+    assert found is not None
+    assert (found.count, found.total_ns, found.timing_source) == (100, 100 * MS, TimingSource.CudaEvent)
+    profiler.shutdown(1.0)

@@ -99,7 +99,7 @@ class BrickProfiler(DeviceVerbs, StatsReader):
                 "max_rows_per_trace": max_rows_per_trace,
                 "attach_context": attach_context,
                 "histograms": histograms,
-                "sync_mode": sync_mode.value if isinstance(sync_mode, SyncMode) else sync_mode,
+                "sync_mode": _mode_value(sync_mode),
                 "kernel_events": kernel_events,
             }
         )
@@ -348,6 +348,13 @@ class BrickProfiler(DeviceVerbs, StatsReader):
             OSError: naming the path and the reason; a file that was there is unchanged.
         """
         pmat.write(Path(path), self.to_json())
+
+
+def _mode_value(mode: SyncMode | str | None) -> str | None:
+    """The value of a mode or of its name; what is neither stays, for the configuration to refuse."""
+    if isinstance(mode, str):
+        mode = SyncMode.__members__.get(mode, mode)
+    return mode.value if isinstance(mode, SyncMode) else mode
 
 
 def _tracing(tracer_provider: TracerProvider | None, exporter: RowExporter | None, losses: Losses) -> Tracing:

@@ -20,8 +20,10 @@ def summary(statistics: StatsReader, losses: Mapping[str, int] | None = None) ->
     total = statistics.total_ns()
     coverage = statistics.coverage()
     lines = ["Brick profile"]
-    unit = "tokens" if statistics.tokens() else "elements (no tokens given)"
-    lines.append(f"{statistics.total_tokens()} {unit}, {total / 1000:.2f} us of brick time")
+    count = statistics.total_tokens()
+    unit = ("token" if statistics.tokens() else "element") + ("" if count == 1 else "s")
+    unit += "" if statistics.tokens() else " (no tokens given)"
+    lines.append(f"{count} {unit}, {total / 1000:.2f} us of brick time")
     rate = statistics.tokens_per_sec()
     if rate is not None:
         lines.append(f"{rate:.1f} tokens/s of step time")
@@ -60,14 +62,14 @@ def _sources(statistics: StatsReader, bricks: Sequence[BrickStats]) -> list[str]
     samples = statistics.sample_sources()
     spacing = sum(brick.launch_spacing for brick in bricks)
     named = {
-        "by CUDA events": samples[TimingSource.CudaEvent],
-        "by the host after a synchronisation": samples[TimingSource.SyncedHost],
-        "by the host alone": samples[TimingSource.Host] - spacing,
-        "launch spacing, not device time": spacing,
+        "of CUDA events": samples[TimingSource.CudaEvent],
+        "of the host after waiting for the device": samples[TimingSource.SyncedHost],
+        "of the host alone": samples[TimingSource.Host] - spacing,
+        "launch spacing (no device time)": spacing,
     }
     if samples[TimingSource.Host] == sum(samples.values()) and not spacing:
         return []
-    return ["calls measured " + ", ".join(f"{words}: {count}" for words, count in named.items() if count)]
+    return ["times: " + ", ".join(f"{count} {words}" for words, count in named.items() if count)]
 
 
 def categories(statistics: StatsReader, width: int = _NAME_WIDTH) -> str:

@@ -258,6 +258,8 @@ class CudaTimeline:
                 try:
                     event = free.pop()
                 except IndexError:
+                    event = None
+                if event is None:
                     event = self._new(stream)
                     if event is None:
                         return NO_MARK

@@ -90,7 +90,9 @@ def open_driver() -> Driver | None:
                 _driver = found
             else:
                 logger.debug("the CUDA driver does not start; times are those of the host")
-        except Exception as error:  # no cuda-python, no libcuda, or one too old
+        except ImportError as error:
+            logger.debug("cuda-python is not installed (%s); times are those of the host", error)
+        except Exception as error:  # no libcuda, or one too old
             logger.debug("no CUDA driver (%s: %s); times are those of the host", type(error).__name__, error)
     return _driver
 
@@ -110,7 +112,7 @@ def stream_handle(stream: object) -> int:
     Raises:
         TypeError: for everything else.
     """
-    if isinstance(stream, int) and not isinstance(stream, bool):
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream or LEGACY_STREAM
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

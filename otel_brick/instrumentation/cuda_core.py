@@ -93,8 +93,7 @@ class CudaCoreInstrumentor(BaseInstrumentor):
         return _instruments
 
     def _instrument(self, **kwargs: Any) -> None:
-        profiler: BrickProfiler | None = kwargs.get("profiler")
-        registry: PtxRegistry | None = kwargs.get("ptx_registry")
+        profiler, registry = _arguments(kwargs)
         self._options = CudaCoreConfiguration(
             **{name: bool(kwargs[name]) for name in CudaCoreConfiguration.__annotations__ if name in kwargs}
         )
@@ -158,6 +157,32 @@ class CudaCoreInstrumentor(BaseInstrumentor):
                 if function is not None
             ]
         self._put(pairs)
+
+
+_ACCEPTED: Final = {
+    *("profiler", "ptx_registry", *CudaCoreConfiguration.__annotations__),
+    *("tracer_provider", "meter_provider", "logger_provider"),
+}
+"""Ours, and what every instrumentor is given: those of the profiler are used."""
+
+
+def _arguments(given: dict[str, Any]) -> tuple[BrickProfiler | None, PtxRegistry | None]:
+    """The profiler and the registry among the arguments of `instrument`.
+
+    Raises:
+        TypeError: an argument is unknown or not what it should be.
+    """
+    from ..gpu.ptx import PtxRegistry
+    from ..profiler import BrickProfiler
+
+    unknown = sorted(given.keys() - _ACCEPTED)
+    if unknown:
+        raise TypeError(f"instrument() got unexpected arguments: {', '.join(unknown)}")
+    for name, kind in (("profiler", BrickProfiler), ("ptx_registry", PtxRegistry)):
+        value = given.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__} ({value!r})")
+    return given.get("profiler"), given.get("ptx_registry")
 
 
 def _recorder_of(profiler: BrickProfiler | None) -> Recorder:

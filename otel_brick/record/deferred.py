@@ -145,7 +145,6 @@ class PendingRows:
             self._windows = waiting + self._windows
 
     def _settle(self, group: list[Deferred], end_token: int, end_ns: int, timeline: DeviceTimeline) -> None:
-        self._count_anomalies(group, end_ns)
         # Tokens grow with time: each row ends where the next one of its stream begins.
         group.sort(key=lambda row: row.token)
         tokens = [*(row.token for row in group), end_token]

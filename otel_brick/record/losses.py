@@ -21,7 +21,8 @@ REASONS: Final = {
     "out_of_order": "scopes closed while another one was innermost; they hang below the step",
     "left_open": "scopes still open when their step ended; they are not in the statistics",
     "closed_twice": "scopes closed that were not open",
-    "clock_anomaly": "rows whose end lies before their start; they count 0 ns",
+    "clock_anomaly": "rows whose times contradict each other: an end before its start, which counts 0 ns, or deferred "
+    "starts out of order",
     "name_overflow": "names or launch signatures beyond the bound, counted as __overflow__",
     "device_error": "device times that could not be read",
 }

@@ -281,3 +281,17 @@ assert not hasattr(launch, "__wrapped__")
 print("end")
 """
     assert run(program) == "end"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [({"profiler": 3}, "profiler"), ({"ptx_registry": "x"}, "ptx_registry"), ({"profilr": None}, "profilr")],
+)
+def test_a_bad_argument_is_an_error_that_names_it_and_instruments_nothing(
+    arguments: dict[str, Any], named: str
+) -> None:
+    before = cuda.core.launch
+    with pytest.raises(TypeError, match=named):
+        CudaCoreInstrumentor().instrument(**arguments)
+    assert cuda.core.launch is before
+    assert not CudaCoreInstrumentor().is_instrumented_by_opentelemetry

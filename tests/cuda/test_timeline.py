@@ -209,7 +209,7 @@ def test_finalize_with_an_end_is_launch_spacing_and_says_so(
     stats = profiled.brick_stats(BrickId.QkvProjection)
     assert (stats.count, stats.launch_spacing, stats.timing_source) == (10, 10, TimingSource.Host)
     assert (stats.min_ns, stats.max_ns) == (6 * US, 6 * US + 10 * MS)
-    assert "launch spacing, not device time: 10" in profiled.summary()
+    assert "times: 10 launch spacing (no device time)" in profiled.summary()
 
 
 def test_with_a_common_end_deferred_bricks_overlap_as_in_the_reference(

@@ -427,4 +427,4 @@ def test_the_code_of_the_page_on_device_time_runs_from_top_to_bottom() -> None:
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     done = run(code)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "by CUDA events: 32" in done.stdout
+    assert "times: 32 of CUDA events" in done.stdout

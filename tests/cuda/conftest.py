@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from otel_brick import BrickProfiler
 from otel_brick.instrumentation.cuda_core import CudaCoreInstrumentor
 from otel_brick.testing import InMemoryTraces
 
@@ -97,6 +98,14 @@ def kernel(real_time_driver: Driver, device: Device) -> MakeKernel:
 def traces() -> InMemoryTraces:
     """Keeps the spans of the profilers that use its provider."""
     return InMemoryTraces()
+
+
+@pytest.fixture
+def profiled(driver: Driver, stream: Stream, traces: InMemoryTraces) -> Iterator[BrickProfiler]:
+    """A profiler of the stream, on the driver's clock."""
+    profiler = BrickProfiler.enabled(stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all")
+    yield profiler
+    profiler.shutdown(1.0)
 
 
 @pytest.fixture

@@ -17,19 +17,6 @@ MS, US = 1_000_000, 1_000
 ONE = LaunchConfig(grid=1, block=32)
 
 
-@pytest.fixture
-def traces() -> InMemoryTraces:
-    return InMemoryTraces()
-
-
-@pytest.fixture
-def profiled(driver: Driver, stream: Stream, traces: InMemoryTraces) -> Any:
-    """A profiler of the stream, on the driver's clock."""
-    profiler = BrickProfiler.enabled(stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all")
-    yield profiler
-    profiler.shutdown(1.0)
-
-
 def test_ten_kernels_of_a_millisecond_launched_6_us_apart_take_ten_times_a_millisecond_each_in_its_brick(
     driver: Driver, stream: Stream, kernel: Any, profiled: BrickProfiler
 ) -> None:

@@ -25,18 +25,6 @@ ROOT = Path(__file__).parents[2]
 GLOBAL = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
-@pytest.fixture
-def traces() -> InMemoryTraces:
-    return InMemoryTraces()
-
-
-@pytest.fixture
-def profiled(driver: Driver, stream: Stream, traces: InMemoryTraces) -> Any:
-    profiler = BrickProfiler.enabled(stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all")
-    yield profiler
-    profiler.shutdown(1.0)
-
-
 def begin_capture(stream: Stream) -> None:
     (error,) = cuda.cuStreamBeginCapture(stream.handle, GLOBAL)
     assert error == cuda.CUresult.CUDA_SUCCESS

@@ -14,9 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..version import __version__
 from .decoder import PRESETS, encode
+from .words import counted
 
 if TYPE_CHECKING:
+    from .demo import DemoResult
     from .sending import Destination
+
+MAX_SECONDS = 86_400
 
 DEFAULT_PROMPT = (
     "A forward pass is a sequence of bricks: norms, projections, attention and a gated network in each layer,"
@@ -62,22 +66,22 @@ def commands() -> None:
 )
 @click.option(
     "--detail",
-    type=click.Choice(["all", "none"]),
-    default="all",
-    show_default=True,
-    help="Whether steps have spans for their layers and bricks; statistics are complete either way.",
+    type=click.Choice(["all", "auto", "none"]),
+    show_default="all, with --seconds auto",
+    help="Which steps have spans for their layers and bricks: auto takes the first, one in 16, and once there were a"
+    " hundred those slower than 99 % of their kind. Statistics are complete in any case.",
 )
 @click.option(
     "--endpoint",
     metavar="URL",
     help="OTLP endpoint that also gets spans and metrics, such as http://localhost:4318 of a collector on this"
-    " machine, or with --protocol grpc http://localhost:4317.",
+    " machine, or with --protocol grpc http://localhost:4317. With grpc and no scheme, localhost:4317, TLS is spoken,"
+    " unless OTEL_EXPORTER_OTLP_INSECURE=true.",
 )
 @click.option(
     "--protocol",
     type=click.Choice(["http/protobuf", "grpc"]),
-    default="http/protobuf",
-    show_default=True,
+    show_default="http/protobuf",
     help="How to speak to --endpoint.",
 )
 @click.option(
@@ -86,6 +90,13 @@ def commands() -> None:
     help="Complete HTTP URL of an OTLP endpoint that gets the metrics instead, such as Prometheus'"
     " http://localhost:9090/api/v1/otlp/v1/metrics.",
 )
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True, max=MAX_SECONDS),
+    help="Go on with further texts for so long, sending spans and metrics every 3 s (or every"
+    " OTEL_METRIC_EXPORT_INTERVAL milliseconds), so that there is something to chart; with an endpoint only. Tables and"
+    " files are those of the first text.",
+)
 def demo(
     *,
     preset: str,
@@ -93,19 +104,20 @@ def demo(
     tokens: int,
     seed: int,
     output: Path,
-    detail: str,
+    detail: str | None,
     endpoint: str | None,
-    protocol: str,
+    protocol: str | None,
     metrics_endpoint: str | None,
+    seconds: float | None,
 ) -> None:
     """Profile a transformer decoder that generates text, in numpy on this machine.
 
     The model is real, its weights are random (nothing is downloaded), so the text is gibberish and the
     times are not. It runs on one core, so that they are steady. Files of an earlier run in the same directory are
-    replaced. Where something was to be sent and did not arrive, the exit status is 1.
+    replaced. Where something was to be sent and was not accepted, the exit status is 1; after Ctrl-C while sending 130.
     """
     from .demo import DemoOptions, run_demo
-    from .report import print_report
+    from .report import print_destination, print_report, print_sent
 
     config = PRESETS[preset]
     prompt_tokens = encode(prompt).size
@@ -113,35 +125,54 @@ def demo(
         raise click.BadParameter("must not be empty.", param_hint="'--prompt'")
     if prompt_tokens + tokens - 1 > config.context:
         raise click.BadParameter(
-            f"{tokens:,} tokens after a prompt of {prompt_tokens:,} bytes do not fit the context of"
+            f"{counted(tokens, 'token')} after a prompt of {counted(prompt_tokens, 'byte')} do not fit the context of"
             f" {config.context:,}; shorten one of them.",
             param_hint="'--tokens' / '--prompt'",
         )
     destination = _destination(endpoint, protocol, metrics_endpoint)
+    if seconds is not None and destination is None:
+        raise click.UsageError("'--seconds' needs '--endpoint' or '--metrics-endpoint': further texts are sent only.")
     _prepare_directory(output)
     console = _console()
     console.print(
         f"Model     {preset}: {config.layers} layers, hidden size {config.hidden}, {config.heads} heads"
         f" ({config.kv_heads} for keys and values), vocabulary {config.vocabulary:,};"
         f" {config.parameter_count / 1e6:,.1f} M random weights, so expect gibberish\n"
-        f"Run       prefill of {prompt_tokens:,} tokens, then {tokens - 1:,} decode steps of one token each",
+        f"Run       prefill of {counted(prompt_tokens, 'token')}, then {counted(tokens - 1, 'decode step')} of one"
+        " token each",
         soft_wrap=True,
     )
+    detail = detail or ("all" if seconds is None else "auto")
+    options = DemoOptions(preset, prompt, tokens, seed, output, detail, destination, seconds or 0)
     try:
-        with _progress(console, tokens) as on_token:
-            result = run_demo(DemoOptions(preset, prompt, tokens, seed, output, detail, destination), on_token)
+        with _progress(console, tokens) as (on_token, stop):
+
+            def on_result(result: DemoResult) -> None:
+                stop()
+                print_report(console, result)
+                if destination is not None:
+                    print_destination(console, destination, options.seconds)
+
+            sent = run_demo(options, on_token, on_result)
     except OSError as error:
         reason = error.strerror or error
         raise click.ClickException(f"cannot write the results to {str(output)!r}: {reason}.") from error
-    print_report(console, result)
-    if result.sent is not None and not result.sent.complete:
-        raise SystemExit(1)
+    if sent is not None:
+        print_sent(console, sent)
+        if not sent.complete:
+            raise SystemExit(130 if sent.interrupted else 1)
 
 
-def _destination(endpoint: str | None, protocol: str, metrics_endpoint: str | None) -> Destination | None:
+def _destination(endpoint: str | None, protocol: str | None, metrics_endpoint: str | None) -> Destination | None:
     """What the options name, checked; None where nothing is to be sent."""
     from .sending import HTTP, Destination, check_endpoint
 
+    if protocol is not None and endpoint is None:
+        raise click.UsageError("'--protocol' needs '--endpoint', which it is about.")
+    protocol = protocol or HTTP
+    if protocol == "grpc":
+        # gRPC's own lines about a failed handshake; what they mean is said at the end.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if endpoint is None and metrics_endpoint is None:
         return None
     for option, url, spoken in (("--endpoint", endpoint, protocol), ("--metrics-endpoint", metrics_endpoint, HTTP)):
@@ -174,13 +205,13 @@ def _prepare_directory(directory: Path) -> None:
 
 
 @contextmanager
-def _progress(console: Console, tokens: int) -> Generator[Callable[[], None]]:
-    """A progress bar on a terminal, nothing elsewhere; it gives what to call after each token.
+def _progress(console: Console, tokens: int) -> Generator[tuple[Callable[[], None], Callable[[], None]]]:
+    """A progress bar on a terminal, nothing elsewhere; it gives what to call after each token, and after the last.
 
     The bar is drawn between steps only: a drawing thread would take time away from the bricks being measured.
     """
     if not console.is_terminal:
-        yield lambda: None
+        yield (lambda: None), (lambda: None)
         return
     columns = (
         TextColumn("Generating"),
@@ -197,4 +228,4 @@ def _progress(console: Console, tokens: int) -> Generator[Callable[[], None]]:
             progress.advance(task)
             progress.refresh()
 
-        yield on_token
+        yield on_token, progress.stop

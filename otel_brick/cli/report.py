@@ -18,12 +18,14 @@ from rich.tree import Tree
 from .. import semconv
 from ..export.tree import SpanNode, span_trees
 from .traces import EXPORTER_PACKAGE
+from .words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .. import BrickStats
     from .demo import DemoResult, PhaseTime
+    from .sending import Destination, Sent
 
 _EXTRA_HINT = 'pip install "otel-brick[cli]"'
 _LABEL_WIDTH = 30
@@ -49,6 +51,20 @@ def print_report(console: Console, result: DemoResult) -> None:
         losses = ", ".join(f"{reason} {count:,}" for reason, count in sorted(result.losses.items()))
         console.print(f"{'Losses':<10}{losses}", style="yellow")
     _print_files(console, result)
+
+
+def print_destination(console: Console, destination: Destination, seconds: float) -> None:
+    """Say what is done next, before it is done."""
+    more = f", and further texts for {seconds:g} s, sent only" if seconds else ""
+    console.print(f"\n{'Sending':<10}to {destination}{more}; Ctrl-C ends it", markup=False, soft_wrap=True)
+
+
+def print_sent(console: Console, sent: Sent) -> None:
+    """Say what was accepted, and why the rest was not, or else what there was to warn about."""
+    style = None if sent.complete else "yellow"
+    console.print(f"{'Sent':<10}{sent}", markup=False, soft_wrap=True, style=style)
+    for name, line in zip(("Note" if sent.complete else "Reason", "Hint"), sent.reason.splitlines(), strict=False):
+        console.print(f"{name:<10}{line}", markup=False, soft_wrap=True, style=style)
 
 
 def brick_table(bricks: Sequence[BrickStats], total_ns: int, *, micro: str) -> Table:
@@ -83,9 +99,9 @@ def brick_table(bricks: Sequence[BrickStats], total_ns: int, *, micro: str) -> T
 
 
 def typical_step(steps: Sequence[SpanNode]) -> SpanNode | None:
-    """The decode step of median duration, or of any phase where there is no decode step."""
+    """The decode step of median duration among those with detail, or of any phase where there is no decode step."""
     decode = [step for step in steps if step.attributes.get(semconv.BRICK_PHASE) == "decode"]
-    ordered = sorted(decode or steps, key=lambda step: step.duration_ns)
+    ordered = sorted([step for step in decode if step.children] or decode or steps, key=lambda step: step.duration_ns)
     return ordered[len(ordered) // 2] if ordered else None
 
 
@@ -102,7 +118,7 @@ def step_tree(step: SpanNode, *, micro: str) -> Tree:
         if child.is_layer and 1 < layers_seen < layer_count:
             if layers_seen == 2:
                 hidden = layer_count - 2
-                tree.add(f"... {hidden} more {'layer' if hidden == 1 else 'layers'}")
+                tree.add(f"... {counted(hidden, 'more layer')}")
             continue
         branch = tree.add(_tree_line(child, depth=1, micro=micro))
         if layers_seen <= 1:
@@ -120,7 +136,7 @@ def _tree_line(node: SpanNode, *, depth: int, micro: str) -> Text:
 def _phase_line(name: str, phase: PhaseTime) -> str:
     if phase.tokens_per_s is None:
         return f"{name:<10}no step"
-    tokens = "1 token" if phase.tokens == 1 else f"{phase.tokens:,} tokens"
+    tokens = counted(phase.tokens, "token")
     return f"{name:<10}{tokens} in {1000 * phase.seconds:,.1f} ms: {phase.tokens_per_s:,.0f} tokens/s"
 
 
@@ -129,13 +145,10 @@ def _print_files(console: Console, result: DemoResult) -> None:
     if result.trace_path is None:
         trace_line = f"not written: {EXPORTER_PACKAGE} is not installed ({_EXTRA_HINT})"
     else:
-        size = f"{len(result.spans):,} spans in {traces:,} traces"
+        size = f"{counted(len(result.spans), 'span')} in {counted(traces, 'trace')}"
         trace_line = f"{result.trace_path} ({size}, OTLP JSON lines)"
     for name, line in (("Profile", str(result.profile_path)), ("Traces", trace_line)):
         console.print(f"{name:<10}{line}", markup=False, soft_wrap=True)
-    if result.sent is not None:
-        style = None if result.sent.complete else "yellow"
-        console.print(f"{'Sent':<10}{result.sent}", markup=False, soft_wrap=True, style=style)
 
 
 def _duration(duration_ns: int, micro: str) -> str:

@@ -1,8 +1,8 @@
-"""The demo's own tracing: a TracerProvider whose spans go to an OTLP JSON lines file, to memory, and out if wanted.
+"""The demo's own tracing: a TracerProvider whose spans stay in memory, until `commit` writes an OTLP JSON lines file.
 
-The file is written beside its final place and moved there by `commit`, so that an earlier run's file is
-neither appended to nor lost when this run fails. It needs OpenTelemetry's file exporter; without it spans
-stay in memory.
+The file is written beside its final place and moved there, so that an earlier run's file is neither appended to nor
+lost when this run fails. It needs OpenTelemetry's file exporter; without it spans stay in memory. What comes after
+`commit` goes out only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Protocol
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from ..export.ids import PrivateIdGenerator
-from .sending import CountingExporter
 
 EXPORTER_PACKAGE = "opentelemetry-exporter-otlp-json-file"
+_LINE_SPANS = 512
 
 
 class _SpanExporterClass(Protocol):
@@ -35,7 +35,7 @@ class TraceRecorder:
     Args:
         path: where the OTLP JSON lines file goes; its directory exists.
         service_name: of the spans' resource.
-        send_to: an exporter that gets the spans too; shut down with the file.
+        send_to: an exporter that gets each span too, at once, on the thread that ended it.
 
     Raises:
         OSError: the file cannot be written there.
@@ -45,12 +45,13 @@ class TraceRecorder:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._memory = InMemorySpanExporter()
-        self._file: CountingExporter | None = None
-        self._is_shut_down = False
+        self._spans: Sequence[ReadableSpan] | None = None
+        self._file: SpanExporter | None = None
+        self._is_closed = False
         exporter_class = _file_exporter_class()
         if exporter_class is not None:
             self._temporary.unlink(missing_ok=True)
-            self._file = CountingExporter(exporter_class(self._temporary))
+            self._file = exporter_class(self._temporary)
         # The environment's sampler and ids are the user's service's business, not the demo's.
         self.provider = TracerProvider(
             sampler=ALWAYS_ON,
@@ -58,18 +59,16 @@ class TraceRecorder:
             id_generator=PrivateIdGenerator(),
             shutdown_on_exit=False,
         )
-        if self._file is not None:
-            self.provider.add_span_processor(BatchSpanProcessor(self._file))
         self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
         if send_to is not None:
-            self.provider.add_span_processor(BatchSpanProcessor(send_to))
+            self.provider.add_span_processor(SimpleSpanProcessor(send_to))
 
     def spans(self) -> Sequence[ReadableSpan]:
-        """Every span that has been exported so far."""
-        return self._memory.get_finished_spans()
+        """Every span that ended before `commit`."""
+        return self._memory.get_finished_spans() if self._spans is None else self._spans
 
     def commit(self) -> Path | None:
-        """Finish the file and put it in its place.
+        """Write the file and put it in its place; spans that end later are not kept.
 
         Returns:
             The file's path, or None where the file exporter is not installed.
@@ -77,12 +76,19 @@ class TraceRecorder:
         Raises:
             OSError: spans could not be written; an earlier file is still what it was.
         """
-        self._shut_down()
+        self._spans = self._memory.get_finished_spans()
+        self._memory.shutdown()
+        self._memory.clear()
         if self._file is None:
             return None
-        missing = len(self.spans()) - self._file.written
+        missing = 0
+        for start in range(0, len(self._spans), _LINE_SPANS):
+            batch = self._spans[start : start + _LINE_SPANS]
+            if self._file.export(batch) is not SpanExportResult.SUCCESS:
+                missing += len(batch)
+        self._close_file()
         if missing:
-            raise OSError(f"{missing} of {len(self.spans())} spans could not be written to {self._path}")
+            raise OSError(f"{missing} of {len(self._spans)} spans could not be written to {self._path}")
         os.replace(self._temporary, self._path)
         return self._path
 
@@ -92,14 +98,15 @@ class TraceRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._shut_down()
+        self.provider.shutdown()
         if self._file is not None:
+            self._close_file()
             self._temporary.unlink(missing_ok=True)
 
-    def _shut_down(self) -> None:
-        if not self._is_shut_down:
-            self._is_shut_down = True
-            self.provider.shutdown()
+    def _close_file(self) -> None:
+        if self._file is not None and not self._is_closed:
+            self._is_closed = True
+            self._file.shutdown()
 
 
 def _file_exporter_class() -> _SpanExporterClass | None:

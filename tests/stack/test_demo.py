@@ -20,8 +20,9 @@ def run(request: pytest.FixtureRequest, demos: dict[str, DemoRun]) -> DemoRun:
 def test_it_says_where_everything_went(run: DemoRun, stack: Stack) -> None:
     sent = [line for line in run.output.splitlines() if line.startswith("Sent")]
     assert len(sent) == 1
-    assert sent[0].startswith(f"Sent      {len(run.spans):,} spans and metrics to {stack.agent.http[:17]}")
-    assert sent[0].endswith(", nothing lost")
+    accepted = f"{len(run.spans):,} spans and metrics accepted by {stack.agent.http[:17]}"
+    assert sent[0].startswith(f"Sent      as service otel-brick-demo: {accepted}")
+    assert "not accepted" not in sent[0]
     assert set(run.profile["losses"].values()) == {0}
 
 
@@ -51,5 +52,5 @@ def test_the_file_of_the_collector_has_the_same_spans(run: DemoRun, stack: Stack
 
 def test_a_demo_that_sends_only_metrics_keeps_its_spans_here(demos: dict[str, DemoRun], stack: Stack) -> None:
     run = demos["prometheus"]
-    assert f"Sent      metrics to {stack.prometheus.otlp_metrics} (http/protobuf), nothing lost" in run.output
+    assert f": metrics accepted by {stack.prometheus.otlp_metrics} (http/protobuf)\n" in run.output
     assert not any(stack.jaeger.query.trace(trace_id) for trace_id in run.traces)

@@ -188,10 +188,23 @@ def test_without_detail_only_steps_leave_and_statistics_stay_complete(tmp_path: 
         assert len(read_spans(tmp_path / "trace.jsonl")) == TOKENS
 
 
+def test_with_detail_auto_the_tree_is_of_a_step_that_has_one(tmp_path: Path) -> None:
+    finished = run_demo_command(tmp_path, "--detail", "auto", "--tokens", "20")
+    assert finished.returncode == 0, finished.stderr
+    assert "layer decoder" in finished.stdout
+    if HAS_FILE_EXPORTER:
+        reasons = Counter(
+            attributes(span)["brick.detail.reason"] for span in of_level(read_spans(tmp_path / "trace.jsonl"), "step")
+        )
+        assert reasons == {"first": 3, "interval": 1, "none": 16}
+
+
 def test_one_token_is_one_prefill_step(tmp_path: Path) -> None:
     finished = run_demo_command(tmp_path, "--tokens", "1", "--prompt", "x")
     assert finished.returncode == 0, finished.stderr
     assert "step prefill" in finished.stdout
+    assert "prefill of 1 token, then 0 decode steps of one token each" in finished.stdout
+    assert "spans in 1 trace," in finished.stdout or not HAS_FILE_EXPORTER
 
 
 def test_without_the_file_exporter_it_says_so_and_still_writes_the_profile(tmp_path: Path) -> None:
@@ -227,7 +240,7 @@ def test_a_failed_run_leaves_the_files_of_the_last_one(tmp_path: Path) -> None:
 
     options = DemoOptions("default", "x", 2, 0, tmp_path, "all")
     with pytest.raises(KeyboardInterrupt):
-        run_demo(options, interrupt)
+        run_demo(options, interrupt, lambda _: None)
     assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {
         "trace.jsonl": "earlier",
         "brick_profile.json": "earlier",
@@ -244,6 +257,9 @@ def test_a_failed_run_leaves_the_files_of_the_last_one(tmp_path: Path) -> None:
         (["--seed", "-1"], "--seed"),
         (["--prompt", ""], "--prompt"),
         (["--detail", "some"], "--detail"),
+        (["--seconds", "5"], "--seconds"),
+        (["--seconds", "0", "--endpoint", "http://localhost:4318"], "--seconds"),
+        (["--protocol", "grpc"], "--protocol"),
     ],
 )
 def test_a_bad_argument_is_named(tmp_path: Path, arguments: list[str], option: str) -> None:

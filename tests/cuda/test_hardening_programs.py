@@ -29,7 +29,8 @@ MS, US, ONE = 1_000_000, 1_000, LaunchConfig(grid=1, block=32)
 Device(0).set_current()
 """
     done = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(program)],
+        # Newer Pythons warn of every fork beside threads.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", head + textwrap.dedent(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,

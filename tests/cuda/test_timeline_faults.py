@@ -203,7 +203,8 @@ def test_a_step_whose_device_work_never_ends_leaves_with_host_times_after_the_li
 def run(program: str, *, standin: bool = True) -> subprocess.CompletedProcess[str]:
     head = "from tests.cuda.standin import Driver\ndriver = Driver.load()\n" if standin else ""
     return subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(program)],
+        # Newer Pythons warn of every fork beside threads.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", head + textwrap.dedent(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,

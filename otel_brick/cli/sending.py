@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.trace import ReadableSpan
@@ -200,12 +201,20 @@ class Outbox:
             if not batch:
                 break
             if not self._spans_failed:
-                self._spans_failed = self._span_exporter.export(batch) is not SpanExportResult.SUCCESS
+                self._spans_failed = self._failed(partial(self._span_exporter.export, batch), SpanExportResult.SUCCESS)
                 self._accepted += 0 if self._spans_failed else len(batch)
         data = self.metrics.data
         if data is not None and data is not self._delivered and not self._metrics_failed:
-            self._metrics_failed = self._metric_exporter.export(data) is not MetricExportResult.SUCCESS
+            self._metrics_failed = self._failed(lambda: self._metric_exporter.export(data), MetricExportResult.SUCCESS)
             self._delivered = self._delivered if self._metrics_failed else data
+
+    def _failed(self, export: Callable[[], object], success: object) -> bool:
+        """Export, and tell whether that failed: older releases of the exporters raise instead of answering."""
+        try:
+            return export() is not success
+        except Exception as error:
+            self._reasons.append(f"{type(error).__name__}: {error}")
+            return True
 
     def close(self) -> None:
         """Shut the exporters down, after the last `send`."""

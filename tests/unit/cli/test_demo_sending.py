@@ -238,7 +238,7 @@ def test_a_wrong_protocol_is_hinted_at(
     finished = subprocess.run(
         [sys.executable, "-m", "otel_brick", "demo", "--prompt", "x", "--tokens", "3", "--output", str(tmp_path),
          "--endpoint", address, "--protocol", protocol],
-        capture_output=True, text=True, encoding="utf-8", timeout=120, check=False, cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, encoding="utf-8", timeout=300, check=False, cwd=Path(__file__).parents[3],
         env={**os.environ, "OTEL_EXPORTER_OTLP_TIMEOUT": "2"},
     )  # fmt: skip
     assert finished.returncode == 1

@@ -343,7 +343,10 @@ def test_a_signal_handler_may_record_at_any_moment_of_a_read(
     profiled.finalize()
     assert steps > 20
     if read != "reset_stats":
-        assert profiled.step_count() == 50 + steps
+        handled = profiled.stats("Handler")
+        assert handled is not None
+        assert handled.count >= steps  # nothing that was recorded is lost
+        assert profiled.step_count() == 50 + handled.count
         assert profiled.stats("Handler").count == steps
 
 

@@ -347,7 +347,6 @@ def test_a_signal_handler_may_record_at_any_moment_of_a_read(
         assert handled is not None
         assert handled.count >= steps  # nothing that was recorded is lost
         assert profiled.step_count() == 50 + handled.count
-        assert profiled.stats("Handler").count == steps
 
 
 @pytest.mark.parametrize("mode", ["none", "deferred", "immediate"])

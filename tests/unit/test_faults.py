@@ -294,14 +294,12 @@ def test_a_forgotten_profiler_goes_away_with_its_worker(traces: InMemoryTraces) 
     with profiler.step():
         pass
     assert profiler.flush()
-    before = threading.active_count()
+    worker = profiler._pipeline._worker
+    assert worker is not None and worker.is_alive()
     del profiler
     gc.collect()
-    for _ in range(100):
-        if threading.active_count() < before:
-            break
-        threading.Event().wait(0.05)
-    assert threading.active_count() == before - 1
+    worker.join(10)
+    assert not worker.is_alive()
 
 
 def test_a_step_open_at_shutdown_still_ends_and_what_it_held_is_counted(traces: InMemoryTraces) -> None:

@@ -156,6 +156,10 @@ class CudaTimeline:
         found = self._by_handle.get(handle)
         return found.mark if found is not None else self._known(handle, self._by_handle, handle).mark
 
+    def stream(self, token: int) -> int:
+        """The ordinal of the stream of one mark."""
+        return token & MAX_STREAMS - 1
+
     def streams(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ordinals of the streams of marks, -1 for none."""
         return np.where(tokens >= 0, tokens & (MAX_STREAMS - 1), -1)
@@ -355,7 +359,7 @@ class CudaTimeline:
         stream.passed = max(stream.passed, token)
 
     def _stream_of(self, token: int) -> _Stream:
-        return self._streams[token & MAX_STREAMS - 1]
+        return self._streams[self.stream(token)]
 
     def wait(self, tokens: Sequence[int]) -> bool:
         """Wait without the interpreter lock until the device has passed these marks."""

@@ -91,9 +91,10 @@ class PendingRows:
             self._count_anomalies(group, end_ns)
             ordered = sorted(group, key=lambda row: row.start_ns)
             for row, following in zip(ordered, [*ordered[1:], None], strict=True):
-                later = attribution == "sequential" and following is not None
-                end = following.start_ns if later and following is not None else end_ns
-                row.end_ns = max(row.start_ns, end if end <= end_ns or not later else end_ns)
+                end = end_ns
+                if attribution == "sequential" and following is not None:
+                    end = min(following.start_ns, end_ns)
+                row.end_ns = max(row.start_ns, end)
                 row.spacing = attribution == "sequential"
                 row.settled = True
             if attribution == "sequential":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ..taxonomy import BrickId, SyncMode
 from .deferred import ATTRIBUTIONS, Attribution, Deferred
 from .descriptors import count_argument
@@ -116,7 +114,7 @@ class DeviceVerbs(Verbs):
             token = mark()
         of: object = mark
         if timeline is not None and token >= 0:
-            of = int(timeline.streams(np.array([token]))[0])
+            of = timeline.stream(token)
         row = Deferred(start, order_ns, of, token)
         lane = recorder.current.get().opened()
         record = lane.record

@@ -73,6 +73,10 @@ class DeviceTimeline(Protocol):
         """Wait without the interpreter lock until the device has passed these marks; False where that failed."""
         ...
 
+    def stream(self, token: int) -> int:
+        """The number, as of `streams`, of the stream of one mark."""
+        ...
+
     def streams(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Small numbers that tell the streams of marks apart, -1 for none; shape (n,)."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cuda.core import Device, Stream
 
 HERE = Path(__file__).parent
+Make = Callable[..., BrickProfiler]
 RUNNABLE = sys.platform.startswith("linux") and find_spec("cuda") is not None and find_spec("cuda.core") is not None
 
 
@@ -101,11 +102,27 @@ def traces() -> InMemoryTraces:
 
 
 @pytest.fixture
-def profiled(driver: Driver, stream: Stream, traces: InMemoryTraces) -> Iterator[BrickProfiler]:
+def make(driver: Driver, traces: InMemoryTraces) -> Iterator[Make]:
+    """Makes profilers on the driver's clock."""
+    made: list[BrickProfiler] = []
+
+    def make(stream: Any = None, **settings: Any) -> BrickProfiler:
+        made.append(
+            BrickProfiler.enabled(
+                stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all", **settings
+            )
+        )
+        return made[-1]
+
+    yield make
+    for profiler in made:
+        profiler.shutdown(1.0)
+
+
+@pytest.fixture
+def profiled(make: Make, stream: Stream) -> BrickProfiler:
     """A profiler of the stream, on the driver's clock."""
-    profiler = BrickProfiler.enabled(stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all")
-    yield profiler
-    profiler.shutdown(1.0)
+    return make(stream)
 
 
 @pytest.fixture

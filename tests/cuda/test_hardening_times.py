@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,29 +25,6 @@ ONE = LaunchConfig(grid=1, block=32)
 GLOBAL = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 HOST, SYNCED, EVENT = TimingSource.Host, TimingSource.SyncedHost, TimingSource.CudaEvent
 Make = Callable[..., BrickProfiler]
-
-
-@pytest.fixture
-def make(driver: Driver, traces: InMemoryTraces) -> Iterator[Make]:
-    """Makes profilers on the driver's clock."""
-    made: list[BrickProfiler] = []
-
-    def make(stream: Any = None, **settings: Any) -> BrickProfiler:
-        made.append(
-            BrickProfiler.enabled(
-                stream=stream, clock=driver.clock, tracer_provider=traces.provider, detail="all", **settings
-            )
-        )
-        return made[-1]
-
-    yield make
-    for profiler in made:
-        profiler.shutdown(1.0)
-
-
-@pytest.fixture
-def profiled(make: Make, stream: Stream) -> BrickProfiler:
-    return make(stream)
 
 
 class Torch(types.ModuleType):
